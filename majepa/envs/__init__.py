@@ -1,0 +1,9 @@
+"""Where experience comes from: the embedded simulator, and doors for other worlds and other code."""
+
+from .base import Env as Env
+from .base import EnvError as EnvError
+from .base import EnvSpec as EnvSpec
+from .base import HostEnv as HostEnv
+from .base import HostStep as HostStep
+from .base import TimeStep as TimeStep
+from .make import make_env as make_env

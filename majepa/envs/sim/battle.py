@@ -1,0 +1,326 @@
+"""The battle itself: orders in, eight game loops of moving and fighting, units out.
+
+One loop: choose targets, walk or take aim, move, recover, shoot (the side that shoots first is
+drawn by lot, and who falls to the first side does not shoot back), burst, heal.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from . import combat, enemy, motion
+from .arena import Arena
+from .maps import AttackMove
+from .state import Minds, State, Units, mix, step_noise, uniform
+
+NOOP, STOP, NORTH, SOUTH, EAST, WEST, FIRST_TARGET = range(7)
+MOVES = np.array([[0, 1], [0, -1], [1, 0], [-1, 0]], np.float32)
+"""Directions of the actions NORTH to WEST."""
+
+SETTLE_PASSES = 40
+"""Push-apart passes that free units packed too tightly at the start."""
+
+
+class Orders(NamedTuple):
+    """What the agents were told to do for one step."""
+
+    target: Int[Array, "A B"]
+    """An enemy, for healers an ally; -1 for none."""
+    goal_x: Float[Array, "A B"]
+    goal_y: Float[Array, "A B"]
+    walks: Bool[Array, "A B"]
+
+
+def begin(arena: Arena, seed: UInt32[Array, "2 B"], episode: UInt32[Array, " B"]) -> State:
+    """Battles at their first moment."""
+    batch = seed.shape[1]
+
+    def full(column):
+        return jnp.broadcast_to(jnp.asarray(column, jnp.float32), (arena.num_units, batch))
+
+    x, y = full(arena.x), full(arena.y)
+    stream = step_noise(seed, episode, jnp.zeros(batch, jnp.int32))
+    if arena.rules.spawn_jitter > 0:
+        lanes = np.arange(2 * arena.num_units, dtype=np.uint32)[:, None]
+        shift = (uniform(stream, lanes) * 2.0 - 1.0) * arena.rules.spawn_jitter
+        x, y = _settle(arena, x + shift[: arena.num_units], y + shift[arena.num_units :])
+    zeros = jnp.zeros((arena.num_units, batch), jnp.float32)
+    units = Units(x, y, full(arena.hp_max), full(arena.shield_max), full(arena.energy_start), zeros)
+    minds = Minds(jnp.full(zeros.shape, -1, jnp.int32), zeros, zeros, zeros, zeros > 0)
+    return State(
+        units, minds, _march_goal(arena, stream), jnp.zeros(batch, jnp.int32),
+        jnp.full((arena.num_allies, batch), -1, jnp.int32), jnp.zeros(batch, bool),
+        jnp.zeros(batch, jnp.int32), episode, seed,
+    )  # fmt: skip
+
+
+def settled(arena: Arena) -> Arena:
+    """The arena with start positions that are free of each other and of walls."""
+    with jax.ensure_compile_time_eval():
+        x, y = jax.jit(lambda x, y: _settle(arena, x, y))(arena.x, arena.y)
+    arena.x, arena.y = np.asarray(x), np.asarray(y)
+    return arena
+
+
+def _settle(arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"]) -> motion.XY:
+    """Units free of each other and of walls."""
+    alive = jnp.ones(x.shape, bool)
+    weight = jnp.broadcast_to(arena.is_mobile.astype(jnp.float32), x.shape)
+
+    def one(_, at):
+        return motion.keep_inside(arena, *motion.push_apart(arena, *at, weight, alive, 1))
+
+    return jax.lax.fori_loop(0, SETTLE_PASSES, one, motion.keep_inside(arena, x, y))
+
+
+def _march_goal(arena: Arena, stream: UInt32[Array, " B"]) -> Float[Array, "2 B"]:
+    order = arena.scenario.order
+    if not isinstance(order, AttackMove):
+        return jnp.zeros((2, stream.shape[0]), jnp.float32)
+    start = np.array(order.start, np.float32)[:, None]
+    end = start if order.end is None else np.array(order.end, np.float32)[:, None]
+    part = uniform(stream, np.full((1, 1), 2 * arena.num_units, np.uint32))
+    return start + part * (end - start)
+
+
+def decode(arena: Arena, units: Units, action: Int[Array, "A B"]) -> Orders:
+    """Orders from legal actions."""
+    x, y = units.x[arena.allies], units.y[arena.allies]
+    walks = (action >= NORTH) & (action <= WEST)
+    amount = arena.rules.move_amount
+    goal_x, goal_y = x, y
+    for index, (dx, dy) in enumerate(MOVES):
+        chosen = action == NORTH + index
+        goal_x = jnp.where(chosen, x + dx * amount, goal_x)
+        goal_y = jnp.where(chosen, y + dy * amount, goal_y)
+    return Orders(jnp.maximum(action - FIRST_TARGET, -1), goal_x, goal_y, walks)
+
+
+def fight(arena: Arena, state: State, orders: Orders) -> tuple[Units, Minds]:
+    """One environment step of game loops."""
+    stream = step_noise(state.seed, state.episode, state.steps + 1)
+    minds = _take_orders(arena, state.minds, orders)
+
+    def one(loop, now):
+        return _loop(arena, now[0], now[1], orders, state.goal, mix(stream + loop.astype(jnp.uint32)))
+
+    return jax.lax.fori_loop(0, arena.rules.loops_per_step, one, (state.units, minds))
+
+
+def _take_orders(arena: Arena, minds: Minds, orders: Orders) -> Minds:
+    """Agents turn to their new targets; a shot in progress at another one is lost."""
+    same = orders.target == minds.target[arena.allies]
+    windup = minds.windup.at[arena.allies].multiply(same.astype(jnp.float32))
+    return minds._replace(target=minds.target.at[arena.allies].set(orders.target), windup=windup)
+
+
+class _Aim(NamedTuple):
+    """Ally-enemy pairs at the start of a loop."""
+
+    dx: Float[Array, "A E B"]
+    dy: Float[Array, "A E B"]
+    distance2: Float[Array, "A E B"]
+    ally: Bool[Array, "A E B"]
+    """The ally is after the enemy."""
+    enemy: Bool[Array, "A E B"]
+
+
+def _loop(
+    arena: Arena, units: Units, minds: Minds, orders: Orders, march: Float[Array, "2 B"],
+    stream: UInt32[Array, " B"],
+) -> tuple[Units, Minds]:  # fmt: skip
+    alive = units.alive
+    aim, minds, cap = _take_aim(arena, units, minds)
+    goal_x, goal_y, stands, attacks, takes_path = _intentions(arena, units, minds, aim, orders, march)
+    stride, pace = _pace(arena, minds.stride, stands, cap)
+    off_x, off_y = motion.heading(arena, units.x, units.y, (goal_x, goal_y), takes_path)
+    distance2 = off_x * off_x + off_y * off_y
+    scale = jnp.where(stands, 0.0, jnp.minimum(pace * jax.lax.rsqrt(distance2 + 1e-12), 1.0))
+    x, y = motion.move(arena, units.x, units.y, (off_x * scale, off_y * scale), alive)
+    x, y = jnp.where(alive, x, units.x), jnp.where(alive, y, units.y)
+
+    hp, shield, energy, calm = combat.recover(
+        arena, units.hp, units.shield, units.energy, minds.calm
+    )
+    cooldown = jnp.maximum(units.cooldown - 1.0, 0.0)
+    is_ready = attacks & (cooldown <= 0)
+    shoots = is_ready & (minds.windup >= arena.damage_point)
+    windup = jnp.where(is_ready & ~shoots, minds.windup + 1.0, 0.0)
+
+    before_hp, before_shield = hp, shield
+    hp, shield, shot = _exchange(arena, hp, shield, shoots, aim, stream)
+    fuse = minds.fuse
+    if arena.is_blast.any():
+        hp, shield, fuse = _burst(arena, hp, shield, before_hp, shot, fuse, aim.distance2)
+    was_hit = (hp < before_hp) | (shield < before_shield)
+    calm = jnp.where(was_hit, float(arena.rules.shield_delay), calm)
+    cooldown = jnp.where(shot, arena.rest + _jitter(arena, stream), cooldown)
+
+    if arena.is_healer.any():
+        for side in (arena.allies, arena.enemies):
+            side_hp, side_energy, healing = combat.mend(
+                arena, side, x[side], y[side], hp[side], energy[side], minds.target[side],
+                minds.windup[side],
+            )  # fmt: skip
+            hp, energy = hp.at[side].set(side_hp), energy.at[side].set(side_energy)
+            windup = windup.at[side].set(jnp.where(arena.is_healer[side], healing, windup[side]))
+    return (
+        Units(x, y, hp, shield, energy, cooldown),
+        Minds(minds.target, windup, stride, calm, fuse),
+    )
+
+
+def _take_aim(arena: Arena, units: Units, minds: Minds) -> tuple[_Aim, Minds, Float[Array, "U B"]]:
+    """Who is after whom; enemies choose anew."""
+    allies, enemies = arena.allies, arena.enemies
+    alive = units.alive
+    dx = units.x[enemies][None] - units.x[allies][:, None]
+    dy = units.y[enemies][None] - units.y[allies][:, None]
+    distance2 = dx * dx + dy * dy
+    enemy_ids = np.arange(arena.num_enemies)[None, :, None]
+    ally_aim = (minds.target[allies][:, None] == enemy_ids) & alive[enemies][None]
+    ally_aim &= alive[allies][:, None] & ~arena.is_healer[allies][:, None]
+    target = enemy.choose_targets(arena, distance2, alive[allies], ally_aim, minds.target[enemies])
+    cap = jnp.broadcast_to(jnp.asarray(arena.stride), units.x.shape)
+    if arena.is_healer[enemies].any():
+        patient, enemy_cap = enemy.choose_patients(
+            arena, units.x[enemies], units.y[enemies], units.hp[enemies], target >= 0,
+            minds.target[enemies],
+        )  # fmt: skip
+        target = jnp.where(arena.is_healer[enemies], patient, target)
+        cap = cap.at[enemies].set(enemy_cap)
+    is_new = target != minds.target[enemies]
+    minds = minds._replace(
+        target=minds.target.at[enemies].set(target),
+        windup=minds.windup.at[enemies].set(jnp.where(is_new, 0.0, minds.windup[enemies])),
+    )
+    ally_ids = np.arange(arena.num_allies)[:, None, None]
+    enemy_aim = (target[None] == ally_ids) & alive[enemies][None]
+    enemy_aim &= ~arena.is_healer[enemies][None]
+    return _Aim(dx, dy, distance2, ally_aim, enemy_aim), minds, cap
+
+
+def _intentions(
+    arena: Arena, units: Units, minds: Minds, aim: _Aim, orders: Orders, march: Float[Array, "2 B"]
+):
+    """Where each unit wants to be, who stands, who attacks, who walks around walls."""
+    allies, enemies, alive = arena.allies, arena.enemies, units.alive
+    ally_has = jnp.any(aim.ally, axis=1)
+    ally_hits = jnp.any(aim.ally & (aim.distance2 <= arena.ally_reach2), axis=1)
+    ally_x = units.x[allies] + jnp.sum(jnp.where(aim.ally, aim.dx, 0.0), axis=1)
+    ally_y = units.y[allies] + jnp.sum(jnp.where(aim.ally, aim.dy, 0.0), axis=1)
+    enemy_has = jnp.any(aim.enemy, axis=0)
+    enemy_hits = jnp.any(aim.enemy & (aim.distance2 <= arena.enemy_reach2), axis=0)
+    enemy_x = units.x[enemies] - jnp.sum(jnp.where(aim.enemy, aim.dx, 0.0), axis=0)
+    enemy_y = units.y[enemies] - jnp.sum(jnp.where(aim.enemy, aim.dy, 0.0), axis=0)
+    if arena.is_healer.any():
+        ally_x, ally_y, ally_has, ally_hits = _follow_patients(
+            arena, allies, units, minds, (ally_x, ally_y, ally_has, ally_hits))
+        enemy_x, enemy_y, enemy_has, enemy_hits = _follow_patients(
+            arena, enemies, units, minds, (enemy_x, enemy_y, enemy_has, enemy_hits))
+    goal_x = jnp.concatenate([
+        jnp.where(ally_has, ally_x, orders.goal_x), jnp.where(enemy_has, enemy_x, march[0][None])])
+    goal_y = jnp.concatenate([
+        jnp.where(ally_has, ally_y, orders.goal_y), jnp.where(enemy_has, enemy_y, march[1][None])])
+    walks = jnp.concatenate([
+        orders.walks | ally_has, enemy_has | (arena.enemy_marches & alive[enemies])])
+    in_reach = jnp.concatenate([ally_hits, enemy_hits])
+    takes_path = jnp.concatenate([ally_has, jnp.ones(enemy_has.shape, bool)])
+    stands = in_reach | ~walks | ~alive
+    attacks = in_reach & alive & ~arena.is_healer
+    return goal_x, goal_y, stands, attacks, takes_path
+
+
+def _follow_patients(arena: Arena, side: slice, units: Units, minds: Minds, plan):
+    """Healers go to those they mend and stand once in reach."""
+    goal_x, goal_y, has, hits = plan
+    x, y, alive = units.x[side], units.y[side], units.alive[side]
+    members = arena.units[side]
+    for row in np.flatnonzero([unit.is_healer for unit in members]):
+        healer = members[row]
+        reach = np.array([[healer.weapon_range + healer.radius + other.radius] for other in members])
+        is_patient = minds.target[side][row][None] == np.arange(len(members))[:, None]
+        is_patient &= alive
+        to_x = jnp.sum(jnp.where(is_patient, x, 0.0), axis=0)
+        to_y = jnp.sum(jnp.where(is_patient, y, 0.0), axis=0)
+        near = jnp.sum(jnp.where(is_patient, reach.astype(np.float32), 0.0), axis=0)
+        within = (to_x - x[row]) ** 2 + (to_y - y[row]) ** 2 <= near * near
+        found = jnp.any(is_patient, axis=0)
+        goal_x, goal_y = goal_x.at[row].set(to_x), goal_y.at[row].set(to_y)
+        has, hits = has.at[row].set(found), hits.at[row].set(found & within)
+    return goal_x, goal_y, has, hits
+
+
+def _pace(
+    arena: Arena, stride: Float[Array, "U B"], stands: Bool[Array, "U B"], cap: Float[Array, "U B"]
+) -> tuple[Float[Array, "U B"], Float[Array, "U B"]]:
+    """Remembered speed and this loop's stride; only units that accelerate remember any."""
+    if np.isinf(arena.stride_gain).all():
+        return stride, cap
+    faster = jnp.where(stands, 0.0, jnp.minimum(stride + arena.stride_gain, cap))
+    return jnp.where(np.isinf(arena.stride_gain), stride, faster), faster
+
+
+def _exchange(
+    arena: Arena, hp: Float[Array, "U B"], shield: Float[Array, "U B"], shoots: Bool[Array, "U B"],
+    aim: _Aim, stream: UInt32[Array, " B"],
+) -> tuple[Float[Array, "U B"], Float[Array, "U B"], Bool[Array, "U B"]]:  # fmt: skip
+    """Both sides shoot, one after the other, by lot."""
+    is_ally = np.arange(arena.num_units)[:, None] < arena.num_allies
+    allies_first = stream[None] >> 31 == 0
+    goes_first = is_ally == allies_first
+    first = shoots & goes_first
+    hp, shield = _volley(arena, hp, shield, first, aim)
+    second = shoots & ~goes_first & (hp > 0)
+    hp, shield = _volley(arena, hp, shield, second, aim)
+    return hp, shield, first | second
+
+
+def _volley(
+    arena: Arena, hp: Float[Array, "U B"], shield: Float[Array, "U B"], fires: Bool[Array, "U B"],
+    aim: _Aim,
+) -> combat.Health:  # fmt: skip
+    allies, enemies = arena.allies, arena.enemies
+    by_allies = combat.count_shots(
+        arena, arena.ally_squads, fires[allies], aim.ally, (aim.dx, aim.dy), arena.radius[enemies])
+    flip = (1, 0, 2)
+    by_enemies = combat.count_shots(
+        arena, arena.enemy_squads, fires[enemies], aim.enemy.transpose(flip),
+        (-aim.dx.transpose(flip), -aim.dy.transpose(flip)), arena.radius[allies],
+    )  # fmt: skip
+    ally_hp, ally_shield = combat.take_hits(arena, allies, (hp[allies], shield[allies]), by_enemies)
+    enemy_hp, enemy_shield = combat.take_hits(
+        arena, enemies, (hp[enemies], shield[enemies]), by_allies)
+    return jnp.concatenate([ally_hp, enemy_hp]), jnp.concatenate([ally_shield, enemy_shield])
+
+
+def _burst(
+    arena: Arena, hp: Float[Array, "U B"], shield: Float[Array, "U B"],
+    before_hp: Float[Array, "U B"], shot: Bool[Array, "U B"], fuse: Bool[Array, "U B"],
+    distance2: Float[Array, "A E B"],
+) -> tuple[Float[Array, "U B"], Float[Array, "U B"], Bool[Array, "U B"]]:  # fmt: skip
+    """Blast units that attack or fall go off; those that fall to a blast do so in the next loop."""
+    allies, enemies = arena.allies, arena.enemies
+    hp = jnp.where(shot & arena.is_blast, 0.0, hp)
+    bursts = arena.is_blast & ((before_hp > 0) & (hp <= 0) | fuse)
+    by_allies = combat.count_blasts(
+        arena, arena.ally_squads, bursts[allies], distance2, arena.radius[enemies])
+    by_enemies = combat.count_blasts(
+        arena, arena.enemy_squads, bursts[enemies], distance2.transpose(1, 0, 2),
+        arena.radius[allies])
+    ally = combat.take_hits(arena, allies, (hp[allies], shield[allies]), by_enemies)
+    foe = combat.take_hits(arena, enemies, (hp[enemies], shield[enemies]), by_allies)
+    after = jnp.concatenate([ally[0], foe[0]])
+    fuse = arena.is_blast & (hp > 0) & (after <= 0)
+    return after, jnp.concatenate([ally[1], foe[1]]), fuse
+
+
+def _jitter(arena: Arena, stream: UInt32[Array, " B"]) -> Float[Array, "U B"]:
+    low, high = arena.rules.weapon_jitter
+    lanes = np.arange(1, arena.num_units + 1, dtype=np.uint32)[:, None]
+    return low + (high - low) * uniform(stream, lanes)

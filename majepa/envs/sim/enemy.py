@@ -1,0 +1,78 @@
+"""The scripted opponent: whom each enemy goes for.
+
+Enemies attack-move. A target is kept until it dies, or leaves the weapon's reach without fighting
+back; then the nearest opponent within acquisition range is taken, healers before all others, and
+failing that whoever is attacking the enemy from further away.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from .arena import Arena
+
+# Ranks of candidates; squared distances, far below the steps between them, order each rank.
+KEPT, HEALER, NEAR, RETALIATION, NOBODY = -2e6, -1e6, 0.0, 1e6, 1e9
+
+
+def choose_targets(
+    arena: Arena,
+    distance2: Float[Array, "A E B"],
+    ally_alive: Bool[Array, "A B"],
+    ally_aim: Bool[Array, "A E B"],
+    target: Int[Array, "E B"],
+) -> Int[Array, "E B"]:
+    """The ally each enemy fights in this loop, -1 for none."""
+    allies = np.arange(arena.num_allies)[:, None, None]
+    is_target = target[None] == allies
+    in_scan = distance2 <= arena.enemy_scan2
+    is_kept = is_target & (ally_aim | (distance2 <= arena.enemy_reach2))
+    rank = jnp.where(ally_aim & arena.enemy_can_hit, distance2 + RETALIATION, NOBODY)
+    rank = jnp.where(in_scan, distance2 + NEAR, rank)
+    is_healer = arena.is_healer[arena.allies]
+    if is_healer.any():
+        healer_lives = jnp.any(ally_alive & is_healer, axis=0)
+        # With a healer about, a target that is none is chosen anew in every loop.
+        is_kept &= is_healer[:, None] | ~healer_lives[None, None]
+        rank = jnp.where(in_scan & is_healer[:, None], distance2 + HEALER, rank)
+    rank = jnp.where(is_kept & arena.enemy_can_hit, KEPT, rank)
+    rank = jnp.where(ally_alive[:, None], rank, NOBODY)
+    return first_smallest(rank, NOBODY)
+
+
+def choose_patients(
+    arena: Arena,
+    x: Float[Array, "E B"],
+    y: Float[Array, "E B"],
+    hp: Float[Array, "E B"],
+    is_fighting: Bool[Array, "E B"],
+    target: Int[Array, "E B"],
+) -> tuple[Int[Array, "E B"], Float[Array, "E B"]]:
+    """Whom each enemy healer mends, the weakest first, and how fast it may fly to stay with them."""
+    units = arena.units[arena.enemies]
+    new_target, cap = target, jnp.broadcast_to(arena.stride[arena.enemies], x.shape)
+    hp_max = arena.hp_max[arena.enemies]
+    for row in np.flatnonzero([unit.is_healer for unit in units]):
+        healer = units[row]
+        mends = np.array([[healer.can_heal(other)] for other in units])
+        edges = np.array([[healer.radius + other.radius] for other in units], np.float32)
+        distance2 = (x - x[row]) ** 2 + (y - y[row]) ** 2
+        is_hurt = hp < hp_max
+        alive = hp > 0
+        is_candidate = mends & alive & (is_hurt | is_fighting)
+        is_candidate &= distance2 <= (arena.acquire_range(healer) + edges) ** 2
+        in_reach = distance2 <= (healer.weapon_range + edges) ** 2
+        is_kept = (target[row][None] == np.arange(len(units))[:, None]) & alive & is_hurt & in_reach
+        rank = jnp.where(is_candidate, hp, NOBODY)
+        choice = first_smallest(jnp.where(is_kept, KEPT, rank), NOBODY)
+        slowest = jnp.min(jnp.where(is_candidate, arena.stride[arena.enemies], jnp.inf), axis=0)
+        new_target = new_target.at[row].set(choice)
+        cap = cap.at[row].min(slowest)
+    return new_target, cap
+
+
+def first_smallest(rank: Float[Array, "K *b"], limit: float) -> Int[Array, "*b"]:
+    """Index of the smallest rank along the first axis, -1 if none is below the limit."""
+    return jnp.where(jnp.min(rank, axis=0) < limit, jnp.argmin(rank, axis=0), -1).astype(jnp.int32)

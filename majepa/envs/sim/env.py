@@ -1,0 +1,99 @@
+"""The simulator as an `Env`: batches of battles with SMAC's interface."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+
+from ..base import EnvError, EnvSpec, TimeStep
+from . import battle
+from .arena import Arena
+from .battle import NOOP, STOP
+from .maps import Scenario
+from .observe import Ending, Interface, Options, legalise
+from .state import State, seeds_from
+from .units import SIM_VERSION, Rules
+
+
+class BattleEnv:
+    """Batches of one scenario. `reset` and `step` are pure; jit them, or what calls them."""
+
+    def __init__(
+        self, scenario: Scenario, *, rules: Rules | None = None, options: Options | None = None
+    ):
+        self.arena = battle.settled(Arena(scenario, rules or Rules()))
+        self.interface = Interface(self.arena, options or Options())
+
+    @functools.cached_property
+    def spec(self) -> EnvSpec:
+        arena, interface = self.arena, self.interface
+        return EnvSpec(
+            name=f"sim:{arena.scenario.name}",
+            num_agents=arena.num_allies,
+            num_actions=interface.num_actions,
+            observation_size=len(interface.observation_names),
+            state_size=len(interface.state_names),
+            agent_state_size=interface.agent_state_size,
+            episode_limit=arena.scenario.limit,
+            noop_index=NOOP,
+            stop_index=STOP,
+            action_names=interface.action_names,
+            observation_names=interface.observation_names,
+            state_names=interface.state_names,
+            agent_names=tuple(unit.name for unit in arena.units[arena.allies]),
+            opponent_names=tuple(unit.name for unit in arena.units[arena.enemies]),
+            version=SIM_VERSION,
+        )
+
+    def reset(self, keys: PRNGKeyArray) -> tuple[State, TimeStep]:
+        if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.ndim != 1:
+            raise EnvError(
+                f"reset needs one random key per environment, got {keys.dtype}{keys.shape}; "
+                "use jax.random.split(jax.random.key(seed), num_envs)"
+            )
+        seed = seeds_from(keys)
+        state = battle.begin(self.arena, seed, jnp.zeros(seed.shape[1], jnp.uint32))
+        return self._arrive(state, state, jnp.ones(seed.shape[1], bool))
+
+    def step(self, state: State, action: Int[Array, "B N"]) -> tuple[State, TimeStep]:
+        batch = state.steps.shape[0]
+        self._check_action(action, batch)
+        legal = self.legal(state)
+        order, num_illegal = legalise(action.T.astype(jnp.int32), legal)
+        units, minds = battle.fight(
+            self.arena, state, battle.decode(self.arena, state.units, order)
+        )
+        fought = state._replace(
+            units=units, minds=minds, steps=state.steps + 1, last_action=order,
+            illegal=state.illegal + num_illegal,
+        )  # fmt: skip
+        fresh = battle.begin(self.arena, state.seed, state.episode + 1)
+        return self._arrive(state, _choose(state.is_over, fresh, fought), state.is_over)
+
+    def legal(self, state: State) -> Bool[Array, "A K B"]:
+        return self.interface.legal(state.units, jnp.asarray(self.arena.walkable))
+
+    def _arrive(
+        self, before: State, after: State, is_first: Bool[Array, " B"]
+    ) -> tuple[State, TimeStep]:
+        ending: Ending = self.interface.ending(before.units, after.units, after.steps)
+        row = self.interface.row(after, self.legal(after), ending, is_first)
+        return after._replace(is_over=row.is_last), row
+
+    def _check_action(self, action: Array, batch: int) -> None:
+        expected = (batch, self.arena.num_allies)
+        if not hasattr(action, "dtype") or not jnp.issubdtype(action.dtype, jnp.integer):
+            raise EnvError(f"actions must be integers, got {getattr(action, 'dtype', type(action))}")
+        if action.shape != expected:
+            raise EnvError(
+                f"actions of {batch} environments with {expected[1]} agents must have shape "
+                f"{expected}, got {action.shape}"
+            )
+
+
+def _choose(condition: Bool[Array, " B"], yes: State, no: State) -> State:
+    """Per environment; the batch is the last axis of every leaf."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
