@@ -6,6 +6,7 @@ drawn by lot, and who falls to the first side does not shoot back), burst, heal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -24,6 +25,10 @@ MOVES = np.array([[0, 1], [0, -1], [1, 0], [-1, 0]], np.float32)
 
 SETTLE_PASSES = 40
 """Push-apart passes that free units packed too tightly at the start."""
+
+
+Moment = tuple[Units, Minds]
+LoopFunction = Callable[[Int[Array, ""], Moment], Moment]
 
 
 class Orders(NamedTuple):
@@ -51,7 +56,9 @@ def begin(arena: Arena, seed: UInt32[Array, "2 B"], episode: UInt32[Array, " B"]
         x, y = _settle(arena, x + shift[: arena.num_units], y + shift[arena.num_units :])
     zeros = jnp.zeros((arena.num_units, batch), jnp.float32)
     units = Units(x, y, full(arena.hp_max), full(arena.shield_max), full(arena.energy_start), zeros)
-    minds = Minds(jnp.full(zeros.shape, -1, jnp.int32), zeros, zeros, zeros, zeros > 0)
+    minds = Minds(
+        jnp.full(zeros.shape, -1, jnp.int32), zeros, zeros, zeros, zeros, zeros, zeros > 0
+    )
     return State(
         units, minds, _march_goal(arena, stream), jnp.zeros(batch, jnp.int32),
         jnp.full((arena.num_allies, batch), -1, jnp.int32), jnp.zeros(batch, bool),
@@ -73,7 +80,7 @@ def _settle(arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"]) -> mot
     weight = jnp.broadcast_to(arena.is_mobile.astype(jnp.float32), x.shape)
 
     def one(_, at):
-        return motion.keep_inside(arena, *motion.push_apart(arena, *at, weight, alive, 1))
+        return motion.keep_inside(arena, *motion.push_apart(arena, *at, weight, alive))
 
     return jax.lax.fori_loop(0, SETTLE_PASSES, one, motion.keep_inside(arena, x, y))
 
@@ -103,13 +110,19 @@ def decode(arena: Arena, units: Units, action: Int[Array, "A B"]) -> Orders:
 
 def fight(arena: Arena, state: State, orders: Orders) -> tuple[Units, Minds]:
     """One environment step of game loops."""
+    start, one_loop = engage(arena, state, orders)
+    return jax.lax.fori_loop(0, arena.rules.loops_per_step, one_loop, start)
+
+
+def engage(arena: Arena, state: State, orders: Orders) -> tuple[Moment, LoopFunction]:
+    """The moment the orders arrive, and the function from loop number and moment to the next."""
     stream = step_noise(state.seed, state.episode, state.steps + 1)
-    minds = _take_orders(arena, state.minds, orders)
 
-    def one(loop, now):
-        return _loop(arena, now[0], now[1], orders, state.goal, mix(stream + loop.astype(jnp.uint32)))
+    def one_loop(loop: Int[Array, ""], now: Moment) -> Moment:
+        lot = mix(stream + jnp.asarray(loop, jnp.uint32))
+        return _loop(arena, now[0], now[1], orders, state.goal, lot)
 
-    return jax.lax.fori_loop(0, arena.rules.loops_per_step, one, (state.units, minds))
+    return (state.units, _take_orders(arena, state.minds, orders)), one_loop
 
 
 def _take_orders(arena: Arena, minds: Minds, orders: Orders) -> Minds:
@@ -141,7 +154,8 @@ def _loop(
     off_x, off_y = motion.heading(arena, units.x, units.y, (goal_x, goal_y), takes_path)
     distance2 = off_x * off_x + off_y * off_y
     scale = jnp.where(stands, 0.0, jnp.minimum(pace * jax.lax.rsqrt(distance2 + 1e-12), 1.0))
-    x, y = motion.move(arena, units.x, units.y, (off_x * scale, off_y * scale), alive)
+    drift = (minds.drift_x, minds.drift_y)
+    x, y = motion.move(arena, units.x, units.y, (off_x * scale, off_y * scale), drift, alive)
     x, y = jnp.where(alive, x, units.x), jnp.where(alive, y, units.y)
 
     hp, shield, energy, calm = combat.recover(
@@ -171,7 +185,7 @@ def _loop(
             windup = windup.at[side].set(jnp.where(arena.is_healer[side], healing, windup[side]))
     return (
         Units(x, y, hp, shield, energy, cooldown),
-        Minds(minds.target, windup, stride, calm, fuse),
+        Minds(minds.target, windup, stride, x - units.x, y - units.y, calm, fuse),
     )
 
 

@@ -15,14 +15,22 @@ from jaxtyping import Array, Bool, Float
 from .arena import Arena
 from .terrain import FINE, Walls
 
-CONTACT_MARGIN = 0.05
-"""Units this close to touching already deflect."""
-PUSH_PASSES = 2
+STUCK = 0.3
+"""A unit left with less than this part of its step goes around its blockers."""
+HEAD_ON = 0.5
+"""Sine of the angle between a unit's way and its blockers below which neither side is nearer."""
+CROWD_MARGIN = 0.6
+"""Neighbours within this gap make up the crowd that a blocked unit tries to leave."""
+LOPSIDED = 0.5
+"""Neighbours by which one side must outweigh the other to count as the crowd's side."""
+SLACK = 0.15
+"""Overlap that units in a throng tolerate, as they do in the game."""
 PUSH_STRENGTH = 0.6
 STANDING_WEIGHT = 1e-3
 """Share of a push that a standing unit takes: next to nothing, unless both stand."""
 
 XY = tuple[Float[Array, "U B"], Float[Array, "U B"]]
+Offsets = tuple[Float[Array, "U U B"], Float[Array, "U U B"], Float[Array, "U U B"]]
 
 
 def heading(
@@ -44,73 +52,109 @@ def heading(
 
 
 def move(
-    arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"], want: XY,
+    arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"], want: XY, drift: XY,
     alive: Bool[Array, "U B"],
 ) -> XY:  # fmt: skip
-    """New positions of units that want to move by `want` in this loop."""
+    """New positions of units that want to move by `want` and last moved by `drift`."""
     is_moving = (want[0] != 0) | (want[1] != 0)
-    step_x, step_y = _deflect(arena, x, y, want, is_moving, alive)
+    offsets = _offsets(x, y)
+    step, block = _yield_way(arena, offsets, want, drift, alive)
+    step = _go_around(arena, want, step, block, _crowding(arena, offsets, alive))
+    wall_x, wall_y = keep_inside(arena, x + step[0], y + step[1])
+    step = _stop_short(arena, offsets, (wall_x - x, wall_y - y), drift, alive)
+    new_x = x + jnp.where(is_moving, step[0], 0.0)
+    new_y = y + jnp.where(is_moving, step[1], 0.0)
     weight = jnp.where(is_moving, 1.0, STANDING_WEIGHT) * arena.is_mobile
-    new_x, new_y = push_apart(arena, x + step_x, y + step_y, weight, alive, PUSH_PASSES)
-    return keep_inside(arena, new_x, new_y)
+    return keep_inside(arena, *push_apart(arena, new_x, new_y, weight, alive))
 
 
-def _deflect(
-    arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"], want: XY,
-    is_moving: Bool[Array, "U B"], alive: Bool[Array, "U B"],
-) -> XY:  # fmt: skip
-    """Turn wanted steps aside from the units they would run into."""
-    want_x, want_y = want
-    dx, dy, distance2 = _offsets(x, y)
-    near = jnp.where(arena.contact > 0, arena.contact + CONTACT_MARGIN, 0.0)
-    is_near = (distance2 < near * near) & alive[None]
+def _yield_way(
+    arena: Arena, offsets: Offsets, step: XY, drift: XY, alive: Bool[Array, "U B"]
+) -> tuple[XY, XY]:
+    """Turn steps aside that would close more than the gap to a neighbour, if it goes on as it went.
+
+    Also returns the sum of what the neighbours denied.
+    """
+    step_x, step_y = step
+    nx, ny, distance, own, closing = _approach(offsets, step, drift)
+    gap = jnp.maximum(distance - arena.contact, 0.0)
+    # A neighbour that backs into a unit does not turn it.
+    denied = jnp.maximum(jnp.minimum(closing, own) - gap, 0.0)
+    denied = jnp.where((arena.contact > 0) & alive[None], denied, 0.0)
+    block_x, block_y = jnp.sum(denied * nx, 1), jnp.sum(denied * ny, 1)
+    along = step_x * block_x + step_y * block_y
+    square = block_x * block_x + block_y * block_y
+    part = jnp.clip(along / jnp.maximum(square, 1e-12), 0.0, 1.0)
+    return (step_x - part * block_x, step_y - part * block_y), (block_x, block_y)
+
+
+def _approach(offsets: Offsets, step: XY, drift: XY):
+    """Direction and distance to each neighbour; how much a step, alone and with the neighbour's
+    drift, brings the two together."""
+    dx, dy, distance2 = offsets
     inverse = jax.lax.rsqrt(distance2)
     nx, ny = dx * inverse, dy * inverse
-    closing = (want_x[:, None] - want_x[None]) * nx + (want_y[:, None] - want_y[None]) * ny
-    share = jnp.where(is_moving, 0.5, 1.0)[None]
-    blocked = jnp.where(is_near, jnp.maximum(closing, 0.0) * share, 0.0)
-    block_x, block_y = jnp.sum(blocked * nx, 1), jnp.sum(blocked * ny, 1)
+    own = step[0][:, None] * nx + step[1][:, None] * ny
+    closing = own - (drift[0][None] * nx + drift[1][None] * ny)
+    return nx, ny, distance2 * inverse, own, closing
 
-    along = want_x * block_x + want_y * block_y
-    square = block_x * block_x + block_y * block_y
-    removed = jnp.clip(along / jnp.maximum(square, 1e-12), 0.0, 1.0)
-    step_x, step_y = want_x - removed * block_x, want_y - removed * block_y
 
-    # Hardly any way left: go around the blockers, on the side of the goal.
+def _crowding(arena: Arena, offsets: Offsets, alive: Bool[Array, "U B"]) -> XY:
+    """Sum of the directions to all close neighbours."""
+    dx, dy, distance2 = offsets
+    near = jnp.where(arena.contact > 0, arena.contact + CROWD_MARGIN, 0.0)
+    weight = jnp.where((distance2 < near * near) & alive[None], jax.lax.rsqrt(distance2), 0.0)
+    return jnp.sum(weight * dx, 1), jnp.sum(weight * dy, 1)
+
+
+def _go_around(arena: Arena, want: XY, step: XY, block: XY, crowd: XY) -> XY:
+    """Units with hardly any way left walk along their blockers."""
+    (want_x, want_y), (step_x, step_y), (block_x, block_y) = want, step, block
     length2 = want_x * want_x + want_y * want_y
-    is_stuck = (step_x * step_x + step_y * step_y < 0.09 * length2) & (square > 0)
-    cross = want_x * block_y - want_y * block_x
-    parity = np.where(np.arange(arena.num_units) % 2, 1.0, -1.0).astype(np.float32)[:, None]
-    side = jnp.where(jnp.abs(cross) > 1e-4 * jnp.sqrt(square * length2), jnp.sign(-cross), parity)
-    slide = side * jnp.sqrt(length2) * jax.lax.rsqrt(jnp.maximum(square, 1e-12))
-    step_x = jnp.where(is_stuck, -block_y * slide, step_x)
-    step_y = jnp.where(is_stuck, block_x * slide, step_y)
-    return jnp.where(is_moving, step_x, 0.0), jnp.where(is_moving, step_y, 0.0)
+    square = block_x * block_x + block_y * block_y
+    is_stuck = (step_x * step_x + step_y * step_y < STUCK**2 * length2) & (square > 1e-10)
+    # Out of the crowd if there is one, else on the side of the goal, else as habit has it.
+    outward = block_y * crowd[0] - block_x * crowd[1]
+    goalward = block_x * want_y - block_y * want_x
+    habit = np.where(np.arange(arena.num_units) % 2, 1.0, -1.0).astype(np.float32)[:, None]
+    side = jnp.where(jnp.abs(goalward) > HEAD_ON * jnp.sqrt(square * length2), goalward, habit)
+    side = jnp.where(jnp.abs(outward) > LOPSIDED * jnp.sqrt(square), outward, side)
+    slide = jnp.sign(side) * jnp.sqrt(length2) * jax.lax.rsqrt(jnp.maximum(square, 1e-10))
+    return (
+        jnp.where(is_stuck, -block_y * slide, step_x),
+        jnp.where(is_stuck, block_x * slide, step_y),
+    )
+
+
+def _stop_short(
+    arena: Arena, offsets: Offsets, step: XY, drift: XY, alive: Bool[Array, "U B"]
+) -> XY:
+    """Cut steps short before they run into a neighbour, if it goes on as it went."""
+    _, _, distance, own, closing = _approach(offsets, step, drift)
+    excess = closing - (distance - arena.contact + SLACK)
+    is_blocked = (arena.contact > 0) & alive[None] & (own > 0) & (excess > 0)
+    part = jnp.where(is_blocked, 1.0 - excess / jnp.maximum(own, 1e-6), 1.0)
+    part = jnp.maximum(jnp.min(part, axis=1), 0.0)
+    return step[0] * part, step[1] * part
 
 
 def push_apart(
     arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"], weight: Float[Array, "U B"],
-    alive: Bool[Array, "U B"], passes: int,
+    alive: Bool[Array, "U B"],
 ) -> XY:  # fmt: skip
-    """Undo overlaps, shared by weight, by at most one stride in all."""
+    """Undo part of all overlaps, shared by weight; nobody moves more than a stride."""
+    dx, dy, distance2 = _offsets(x, y)
     share = weight[:, None] / jnp.maximum(weight[:, None] + weight[None], 1e-9)
     share = jnp.where(alive[:, None] & alive[None], share * PUSH_STRENGTH, 0.0)
-    start_x, start_y = x, y
-    for _ in range(passes):
-        dx, dy, distance2 = _offsets(x, y)
-        inverse = jax.lax.rsqrt(distance2)
-        # Of contact - distance, as a multiple of the offset.
-        overlap = jnp.maximum(arena.contact * inverse - 1.0, 0.0) * share
-        x, y = x - jnp.sum(overlap * dx, 1), y - jnp.sum(overlap * dy, 1)
-    shift_x, shift_y = x - start_x, y - start_y
+    # Of contact minus distance, as a multiple of the offset.
+    overlap = jnp.maximum(arena.contact * jax.lax.rsqrt(distance2) - 1.0, 0.0) * share
+    shift_x, shift_y = jnp.sum(overlap * dx, 1), jnp.sum(overlap * dy, 1)
     shift2 = shift_x * shift_x + shift_y * shift_y
     limit = jnp.minimum(1.0, arena.stride * jax.lax.rsqrt(jnp.maximum(shift2, 1e-12)))
-    return start_x + limit * shift_x, start_y + limit * shift_y
+    return x - limit * shift_x, y - limit * shift_y
 
 
-def _offsets(
-    x: Float[Array, "U B"], y: Float[Array, "U B"]
-) -> tuple[Float[Array, "U U B"], Float[Array, "U U B"], Float[Array, "U U B"]]:
+def _offsets(x: Float[Array, "U B"], y: Float[Array, "U B"]) -> Offsets:
     """Offsets from unit i to unit j and their squares; never exactly zero."""
     order = np.sign(np.arange(len(x))[None] - np.arange(len(x))[:, None])
     nudge = (1e-5 * order).astype(np.float32)[..., None]

@@ -40,6 +40,9 @@ class Minds(NamedTuple):
     """Loops spent on the shot in progress; of a healer: 1 while it heals its target."""
     stride: Float[Array, "U B"]
     """Present speed in cells per loop of units that accelerate."""
+    drift_x: Float[Array, "U B"]
+    """How far the unit came in the last loop."""
+    drift_y: Float[Array, "U B"]
     calm: Float[Array, "U B"]
     """Loops until shields recover."""
     fuse: Bool[Array, "U B"]

@@ -1,0 +1,264 @@
+"""Watch a battle: play one episode with a scripted policy, then show or keep it.
+
+The episode becomes a list of scenes, one per row from reset to the end. They play in the terminal
+as a map of letters, or go to a file as a video (`.gif`, `.mp4`) or a drawing of the end (`.svg`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from PIL import Image
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from .envs.base import EnvError, TimeStep
+from .envs.make import make_env
+from .envs.scripted import Policy, scripted_policy
+from .envs.sim.env import BattleEnv
+from .envs.sim.render import (
+    COLOURS,
+    Scene,
+    SceneUnit,
+    Side,
+    blend,
+    bounds,
+    scene_of,
+    to_rgb,
+    to_svg,
+)
+from .envs.sim.state import State
+
+FRAMES_PER_STEP = 2
+"""Units move up to one and a half cells in a step; a frame between shows a walk, not a jump."""
+HOLD_SECONDS = 1.5
+"""How long a video shows the end of the battle."""
+
+
+def watch(
+    map_name: str,
+    policy: str = "nearest",
+    seed: int = 0,
+    out: Path | None = None,
+    *,
+    console: Console | None = None,
+) -> None:
+    """Play one episode, show it in the terminal or write it to a file, and say how it ended."""
+    console = console or Console()
+    if out is not None:
+        _writer_for(out)
+    env = make_env(map_name)
+    if not isinstance(env, BattleEnv):
+        raise EnvError(
+            f"{map_name} cannot be watched: only battles of the embedded simulator can be drawn; "
+            "name one of its maps, such as sim:2s3z"
+        )
+    scenes = record(env, scripted_policy(policy, env.spec), seed=seed)
+    if out is None:
+        play_in_terminal(scenes, console=console)
+    else:
+        write_video(scenes, out)
+        _say(console, f"{summary(scenes)}; wrote {out}")
+
+
+def record(
+    env: BattleEnv, policy: Policy, *, seed: int, max_steps: int | None = None
+) -> list[Scene]:
+    """One episode, from its first row to its last or to `max_steps`."""
+
+    @jax.jit
+    def advance(state: State, row: TimeStep, key: jax.Array) -> tuple[State, TimeStep]:
+        return env.step(state, policy(row.observation, row.legal, key))
+
+    key_env, key_policy = jax.random.split(jax.random.key(seed))
+    state, row = jax.jit(env.reset)(key_env[None])
+    total = 0.0
+    scenes = [_scene(env, state, total)]
+    while not row.is_last[0] and (max_steps is None or len(scenes) <= max_steps):
+        state, row = advance(state, row, jax.random.fold_in(key_policy, len(scenes)))
+        total += float(row.reward[0])
+        scenes.append(_scene(env, state, total))
+    return scenes
+
+
+def write_video(scenes: Sequence[Scene], path: Path, *, fps: float = 8.0, size: int = 640) -> None:
+    """Write scenes to a file whose suffix says how; `fps` counts steps, not the frames between.
+
+    A failure leaves nothing behind, and an older file as it was.
+    """
+    write = _writer_for(path)
+    if not scenes:
+        raise ValueError("there are no scenes to write; record an episode first")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(scenes, partial, fps, size)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def play_in_terminal(
+    scenes: Sequence[Scene], *, console: Console | None = None, fps: float = 8.0
+) -> None:
+    """Animate a battle on a terminal; elsewhere print its key moments. Then say how it ended."""
+    console = console or Console()
+    if console.is_terminal:
+        coarse = _coarseness(scenes[0], console)
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            for scene in scenes:
+                live.update(_picture(scene, coarse), refresh=True)
+                time.sleep(1 / fps)
+    else:
+        for scene in _key_moments(scenes):
+            console.print(_picture(scene, 1), soft_wrap=True)
+    _say(console, summary(scenes))
+
+
+def summary(scenes: Sequence[Scene]) -> str:
+    """How an episode ended, in one line."""
+    end = scenes[-1]
+    parts = [f"{end.map_name}: {end.outcome or 'stopped'} after {end.step} steps"]
+    if end.total_reward is not None:
+        parts.append(f"return {end.total_reward:.2f}")
+    for side, fate in (("allies", "lost"), ("enemies", "killed")):
+        team = end.of(SIDES[side])
+        parts.append(f"{sum(not unit.alive for unit in team)} of {len(team)} {side} {fate}")
+    return ", ".join(parts)
+
+
+def _scene(env: BattleEnv, state: State, total_reward: float) -> Scene:
+    return dataclasses.replace(scene_of(env, state), total_reward=total_reward)
+
+
+def _say(console: Console, words: str) -> None:
+    console.print(words, soft_wrap=True, markup=False, highlight=False)
+
+
+# Files.
+
+Writer = Callable[[Sequence[Scene], Path, float, int], None]
+
+
+def _writer_for(path: Path) -> Writer:
+    suffix = path.suffix.lower()
+    if suffix not in WRITERS:
+        raise EnvError(f"cannot write {str(path)!r}: name a file that ends in {', '.join(WRITERS)}")
+    return WRITERS[suffix]
+
+
+def _write_gif(scenes: Sequence[Scene], path: Path, fps: float, size: int) -> None:
+    # One palette for all frames, made from a few of them: files half as large, written ten times
+    # as fast as with a palette for each.
+    samples = [scenes[at] for at in np.linspace(0, len(scenes) - 1, 6).astype(int)]
+    sheet = np.concatenate([to_rgb(scene, size=size) for scene in samples])
+    palette = Image.fromarray(sheet).quantize(256)
+    frames = (
+        Image.fromarray(to_rgb(scene, size=size)).quantize(
+            palette=palette, dither=Image.Dither.NONE
+        )
+        for scene in _smooth(scenes, fps)
+    )
+    duration = 1000 / (fps * FRAMES_PER_STEP)
+    next(frames).save(path, save_all=True, append_images=frames, duration=duration, loop=0)
+
+
+def _write_mp4(scenes: Sequence[Scene], path: Path, fps: float, size: int) -> None:
+    import imageio.v2 as imageio
+
+    # Even sides are enough for the codec; by default frames are resized to multiples of 16.
+    video = imageio.get_writer(path, fps=fps * FRAMES_PER_STEP, macro_block_size=2, quality=8)
+    with video:
+        for scene in _smooth(scenes, fps):
+            video.append_data(to_rgb(scene, size=size))
+
+
+def _write_svg(scenes: Sequence[Scene], path: Path, fps: float, size: int) -> None:
+    path.write_text(to_svg(scenes[-1]), encoding="utf-8")
+
+
+WRITERS: Mapping[str, Writer] = {".gif": _write_gif, ".mp4": _write_mp4, ".svg": _write_svg}
+
+
+def _smooth(scenes: Sequence[Scene], fps: float) -> Iterator[Scene]:
+    """All frames of a video: scenes, what lies between them, and the end for a while."""
+    for before, after in itertools.pairwise(scenes):
+        for part in range(FRAMES_PER_STEP):
+            yield blend(before, after, part / FRAMES_PER_STEP)
+    yield from [scenes[-1]] * max(round(HOLD_SECONDS * fps * FRAMES_PER_STEP), 1)
+
+
+# The terminal.
+
+SIDES: Mapping[str, Side] = {"allies": "ally", "enemies": "enemy"}
+BAR_WIDTH = 24
+
+
+def _picture(scene: Scene, coarse: int) -> Group:
+    step = f"{scene.map_name}  step {scene.step} of {scene.limit}"
+    return Group(Text(step, style="bold"), *_standings(scene), _board(scene, coarse))
+
+
+def _standings(scene: Scene) -> Iterator[Text]:
+    """One line per side: its strength and who lives. Allies have capital letters on the map."""
+    for words, side in SIDES.items():
+        team = scene.of(side)
+        part = sum(u.vitality for u in team) / sum(u.hp_max + u.shield_max for u in team)
+        bar = "=" * math.ceil(part * BAR_WIDTH)
+        line = Text(f"{words:8}[{bar:{BAR_WIDTH}}] {part:4.0%}", style=COLOURS[side])
+        for kind in dict.fromkeys(unit.kind for unit in team):
+            squad = [unit for unit in team if unit.kind == kind]
+            living = sum(unit.alive for unit in squad)
+            line.append(f"  {_letter(squad[0])} {kind} {living}/{len(squad)}")
+        yield line
+
+
+def _board(scene: Scene, coarse: int) -> Text:
+    """Two characters for each cell, or square of cells: an ally's letter, then an enemy's."""
+    west, south, east, north = (int(edge) for edge in bounds(scene.terrain))
+    rows, columns = (math.ceil(length / coarse) for length in (north - south, east - west))
+    grid = np.full((rows, columns, 2), "#")
+    for mark, spans in (("~~", scene.terrain.cliffs), (". ", scene.terrain.spans)):
+        for y, x_from, x_to in spans:
+            first, last = (x_from - west) // coarse, (x_to - 1 - west) // coarse
+            grid[(y - south) // coarse, first : last + 1] = list(mark)
+    for unit in scene.units:
+        if unit.alive:
+            row = min(max(int(unit.y - south) // coarse, 0), rows - 1)
+            column = min(max(int(unit.x - west) // coarse, 0), columns - 1)
+            grid[row, column, int(unit.side == "enemy")] = _letter(unit)
+    lines = ("".join(line.ravel().tolist()) for line in grid[::-1])
+    board = Text("\n".join((*lines, "")), no_wrap=True, overflow="crop")
+    board.highlight_regex(r"[#.~]+", "grey42")
+    board.highlight_regex(r"[A-Z]", f"bold {COLOURS['ally']}")
+    board.highlight_regex(r"[a-z]", f"bold {COLOURS['enemy']}")
+    return board
+
+
+def _letter(unit: SceneUnit) -> str:
+    return unit.glyph.upper() if unit.side == "ally" else unit.glyph.lower()
+
+
+def _coarseness(scene: Scene, console: Console) -> int:
+    """How many cells a letter must stand for, so that the map and three lines of text fit."""
+    west, south, east, north = bounds(scene.terrain)
+    wide, high = 2 * (east - west) / console.width, (north - south) / max(console.height - 4, 1)
+    return max(math.ceil(max(wide, high)), 1)
+
+
+def _key_moments(scenes: Sequence[Scene]) -> list[Scene]:
+    """First blood, the end, and the middle between them."""
+    full = sum(unit.vitality for unit in scenes[0].units)
+    end = len(scenes) - 1
+    hurt = (at for at, s in enumerate(scenes) if sum(u.vitality for u in s.units) < full)
+    contact = next(hurt, 0)
+    return [scenes[at] for at in sorted({contact, (contact + end) // 2, end})]
