@@ -6,16 +6,20 @@ as a map of letters, or go to a file as a video (`.gif`, `.mp4`) or a drawing of
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
+from jaxtyping import Array, Key, PRNGKeyArray
 from PIL import Image
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,17 +29,8 @@ from .envs.base import EnvError, TimeStep
 from .envs.make import make_env
 from .envs.scripted import Policy, scripted_policy
 from .envs.sim.env import BattleEnv
-from .envs.sim.render import (
-    COLOURS,
-    Scene,
-    SceneUnit,
-    Side,
-    blend,
-    bounds,
-    scene_of,
-    to_rgb,
-    to_svg,
-)
+from .envs.sim.render import COLOURS, bounds, to_rgb, to_svg
+from .envs.sim.scene import Scene, SceneUnit, Side, blend, scene_of
 from .envs.sim.state import State
 
 FRAMES_PER_STEP = 2
@@ -74,17 +69,13 @@ def record(
     env: BattleEnv, policy: Policy, *, seed: int, max_steps: int | None = None
 ) -> list[Scene]:
     """One episode, from its first row to its last or to `max_steps`."""
-
-    @jax.jit
-    def advance(state: State, row: TimeStep, key: jax.Array) -> tuple[State, TimeStep]:
-        return env.step(state, policy(row.observation, row.legal, key))
-
     key_env, key_policy = jax.random.split(jax.random.key(seed))
-    state, row = jax.jit(env.reset)(key_env[None])
+    state, row = _reset(env, key_env[None])
     total = 0.0
     scenes = [_scene(env, state, total)]
     while not row.is_last[0] and (max_steps is None or len(scenes) <= max_steps):
-        state, row = advance(state, row, jax.random.fold_in(key_policy, len(scenes)))
+        key = jax.random.fold_in(key_policy, len(scenes))
+        state, row = _advance(env, policy, state, row, key)
         total += float(row.reward[0])
         scenes.append(_scene(env, state, total))
     return scenes
@@ -136,6 +127,18 @@ def summary(scenes: Sequence[Scene]) -> str:
     return ", ".join(parts)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _reset(env: BattleEnv, keys: Key[Array, " B"]) -> tuple[State, TimeStep]:
+    return env.reset(keys)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _advance(
+    env: BattleEnv, policy: Policy, state: State, row: TimeStep, key: PRNGKeyArray
+) -> tuple[State, TimeStep]:
+    return env.step(state, policy(row.observation, row.legal, key))
+
+
 def _scene(env: BattleEnv, state: State, total_reward: float) -> Scene:
     return dataclasses.replace(scene_of(env, state), total_reward=total_reward)
 
@@ -173,13 +176,23 @@ def _write_gif(scenes: Sequence[Scene], path: Path, fps: float, size: int) -> No
 
 
 def _write_mp4(scenes: Sequence[Scene], path: Path, fps: float, size: int) -> None:
-    import imageio.v2 as imageio
+    import imageio_ffmpeg
 
-    # Even sides are enough for the codec; by default frames are resized to multiples of 16.
-    video = imageio.get_writer(path, fps=fps * FRAMES_PER_STEP, macro_block_size=2, quality=8)
-    with video:
-        for scene in _smooth(scenes, fps):
-            video.append_data(to_rgb(scene, size=size))
+    height, width, _ = to_rgb(scenes[0], size=size).shape
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"]
+    source += ["-r", str(fps * FRAMES_PER_STEP), "-i", "-"]
+    # The one pixel format that every browser plays, and its header in front, to play at once.
+    target = ["-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *source, *target, str(path)]
+    # Not through imageio, which runs code of its own after the fork: JAX's threads may hang it.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as encoder:
+        assert encoder.stdin
+        with contextlib.suppress(BrokenPipeError):
+            for scene in _smooth(scenes, fps):
+                encoder.stdin.write(to_rgb(scene, size=size).tobytes())
+        _, complaint = encoder.communicate()
+    if encoder.returncode:
+        raise RuntimeError(f"ffmpeg could not write {path}: {complaint.decode().strip()}")
 
 
 def _write_svg(scenes: Sequence[Scene], path: Path, fps: float, size: int) -> None:
@@ -235,10 +248,12 @@ def _board(scene: Scene, coarse: int) -> Text:
         if unit.alive:
             row = min(max(int(unit.y - south) // coarse, 0), rows - 1)
             column = min(max(int(unit.x - west) // coarse, 0), columns - 1)
-            grid[row, column, int(unit.side == "enemy")] = _letter(unit)
+            cell = grid[row, column]
+            cell[int(unit.side == "enemy")] = _letter(unit)
+            cell[cell == "."] = " "
     lines = ("".join(line.ravel().tolist()) for line in grid[::-1])
     board = Text("\n".join((*lines, "")), no_wrap=True, overflow="crop")
-    board.highlight_regex(r"[#.~]+", "grey42")
+    board.highlight_regex(r"[#.~ ]+", "grey42")
     board.highlight_regex(r"[A-Z]", f"bold {COLOURS['ally']}")
     board.highlight_regex(r"[a-z]", f"bold {COLOURS['enemy']}")
     return board

@@ -7,3 +7,5 @@ from .base import HostEnv as HostEnv
 from .base import HostStep as HostStep
 from .base import TimeStep as TimeStep
 from .make import make_env as make_env
+from .pettingzoo import parallel_env as parallel_env
+from .smac_api import StarCraft2Env as StarCraft2Env

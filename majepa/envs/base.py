@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 State = TypeVar("State")
 
@@ -87,7 +87,7 @@ class Env(Protocol[State]):
     @property
     def spec(self) -> EnvSpec: ...
 
-    def reset(self, keys: PRNGKeyArray) -> tuple[State, TimeStep]:
+    def reset(self, keys: Key[Array, " B"]) -> tuple[State, TimeStep]:
         """Start one environment for each key."""
         ...
 
@@ -130,4 +130,4 @@ class EnvError(ValueError):
     """A caller gave an environment something it cannot use; the message says what and the fix."""
 
 
-__all__ = ["Env", "EnvError", "EnvSpec", "Generic", "HostEnv", "HostStep", "State", "TimeStep"]
+__all__ = ["Env", "EnvError", "EnvSpec", "HostEnv", "HostStep", "TimeStep"]

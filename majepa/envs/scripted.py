@@ -21,6 +21,8 @@ Observation = Float[Array, "B N O"]
 Legal = Bool[Array, "B N A"]
 Policy = Callable[[Observation, Legal, PRNGKeyArray], Int[Array, "B N"]]
 
+RESTLESS = 0.2
+"""How often an agent that sees no enemy takes a step."""
 KEEP_AWAY = 0.33
 """The kiting policy retreats from enemies nearer than this part of the sight range."""
 
@@ -47,7 +49,7 @@ def _stop(spec: EnvSpec) -> Policy:
 
 
 def _nearest(spec: EnvSpec) -> Policy:
-    """Attack the nearest enemy in range, walk to the nearest in sight, else wander."""
+    """Attack the nearest enemy in range, walk to the nearest in sight, else look out for one."""
     return _fighter(spec, prefer="distance", keeps_away=False)
 
 
@@ -84,7 +86,7 @@ def _fighter(spec: EnvSpec, *, prefer: str, keeps_away: bool) -> Policy:
         sees_any = jnp.any(is_seen, axis=-1)
 
         approach = _walk(toward_x, toward_y, legal, view.moves)
-        action = jnp.where(sees_any & (approach >= 0), approach, _wander(legal, view.moves, key))
+        action = jnp.where(sees_any & (approach >= 0), approach, _look_out(view, legal, key))
         can_target = legal[..., view.first_target :]
         score = distance if prefer == "distance" else view.enemy_strength(observation)
         target = jnp.argmin(jnp.where(can_target, score, jnp.inf), axis=-1)
@@ -108,9 +110,12 @@ class _View:
         self.spec = spec
         self.index = {name: i for i, name in enumerate(spec.observation_names)}
         if "enemy_0/distance" not in self.index:
-            raise EnvError(f"{spec.name} does not name SMAC's observation features; of the scripted "
-                           "policies only 'random' and 'stop' can play it")
+            raise EnvError(
+                f"{spec.name} does not name SMAC's observation features; of the scripted "
+                "policies only 'random' and 'stop' can play it"
+            )
         self.moves = [spec.action_names.index(name) for name in ("north", "south", "east", "west")]
+        self.stop = spec.action_names.index("stop")
         self.first_target = spec.action_names.index("target_0")
         self.is_healer = np.array([name == "medivac" for name in spec.agent_names])
 
@@ -154,10 +159,14 @@ def _walk(
     return jnp.where(jnp.max(gain, axis=-1) > 0, best + moves[0], -1)
 
 
-def _wander(legal: Legal, moves: list[int], key: PRNGKeyArray) -> Int[Array, "B N"]:
-    is_move = np.isin(np.arange(legal.shape[-1]), moves)
-    can_move = legal & is_move
-    return _any_legal(jnp.where(jnp.any(can_move, -1, keepdims=True), can_move, legal), key)
+def _look_out(view: _View, legal: Legal, key: PRNGKeyArray) -> Int[Array, "B N"]:
+    """Nobody in sight: mostly wait, for enemies tend to come, and now and then take a step."""
+    key_step, key_where = jax.random.split(key)
+    is_move = np.isin(np.arange(legal.shape[-1]), view.moves)
+    steps = jax.random.uniform(key_step, legal.shape[:2]) < RESTLESS
+    can_step = steps[..., None] & legal & is_move
+    waits = jnp.where(legal[..., view.stop], view.stop, view.spec.noop_index)
+    return jnp.where(jnp.any(can_step, -1), _any_legal(can_step, key_where), waits)
 
 
 def _any_legal(legal: Legal, key: PRNGKeyArray) -> Int[Array, "B N"]:

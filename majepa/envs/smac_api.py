@@ -28,6 +28,7 @@ from .sim.state import State, Units
 
 logger = logging.getLogger(__name__)
 Number = float | int
+_HP = Units._fields.index("hp")
 
 REFUSED: Mapping[str, tuple[object, str]] = {
     "difficulty": ("7", "the opponent plays at SMAC's level '7' only"),
@@ -78,24 +79,24 @@ class StarCraft2Env:
         _refuse(given)
         options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
         self._machine = _machine(_scenario(map_name), _rules(step_mul, move_amount), options)
-        self._env = self._machine.env
+        self.sim = self._machine.env
         self.continuing_episode, self.debug = continuing_episode, debug
         self.battles_won = self.battles_game = self.timeouts = self.force_restarts = 0
         self._episode_steps = self._episode_count = 0
         self.win_counted = self.defeat_counted = False
         self.seed(secrets.randbits(31) if seed is None else seed)
-        self._describe(self._env)
+        self._describe(self.sim)
 
     def _describe(self, env: BattleEnv) -> None:
-        arena, scenario, self._spec = env.arena, env.arena.scenario, env.spec
+        arena, scenario, self.spec = env.arena, env.arena.scenario, env.spec
         types = tuple(unit.name for unit in scenario.ally_types)
         self.map_name, self.map_type = scenario.name, MAP_TYPES.get(types, "_and_".join(types))
         self.n_agents, self.n_enemies = arena.num_allies, arena.num_enemies
-        self.n_actions, self.n_actions_move = self._spec.num_actions, FIRST_TARGET - NORTH
+        self.n_actions, self.n_actions_move = self.spec.num_actions, FIRST_TARGET - NORTH
         self.n_actions_no_attack, self.unit_type_bits = FIRST_TARGET, len(scenario.feature_types)
         self.shield_bits_ally = int((arena.shield_max[arena.allies] > 0).any())
         self.shield_bits_enemy = int((arena.shield_max[arena.enemies] > 0).any())
-        self.episode_limit, self.max_reward = scenario.limit, env.interface.max_reward
+        self.episode_limit, self.max_reward = scenario.limit, env.outcome.max_reward
         self.map_x = self.max_distance_x = scenario.terrain.width
         self.map_y = self.max_distance_y = scenario.terrain.height
 
@@ -131,13 +132,13 @@ class StarCraft2Env:
         self.timeouts += int(not now.is_terminal)
         self.battles_won += int(now.won)
         self.win_counted = bool(now.won)
-        is_draw = not now.info["units"].alive.any() and not self._env.arena.is_healer.any()
+        is_draw = not (now.info["units"][:, _HP] > 0).any() and not self.sim.arena.is_healer.any()
         self.defeat_counted = bool(now.is_terminal and not now.won and not is_draw)
 
     def _checked(self, actions: Any) -> list[int]:
         if self._row.is_last:
             raise EnvError("the episode is over; call reset() before the next step")
-        order, names = whole_numbers(actions, range(self.n_agents)), self._spec.action_names
+        order, names = whole_numbers(actions, range(self.n_agents)), self.spec.action_names
         for agent, (action, legal) in enumerate(zip(order, self._row.legal, strict=True)):
             exists = 0 <= action < self.n_actions
             if not (exists and legal[action]):
@@ -184,9 +185,10 @@ class StarCraft2Env:
             raise EnvError(f"there is no window for mode {mode!r}; use render(mode='rgb_array')")
         if self._now is None:
             raise EnvError("there is nothing to draw yet; call reset() first")
-        from .sim.render import scene_of, to_rgb
+        from .sim.render import to_rgb
+        from .sim.scene import scene_of
 
-        return to_rgb(scene_of(self._env, self._state, 0))
+        return to_rgb(scene_of(self.sim, self._state, 0))
 
     # What agents see and may do.
 
@@ -213,10 +215,10 @@ class StarCraft2Env:
     # Sizes and counts.
 
     def get_obs_size(self) -> int:
-        return self._spec.observation_size
+        return self.spec.observation_size
 
     def get_state_size(self) -> int:
-        return self._spec.state_size
+        return self.spec.state_size
 
     def get_total_actions(self) -> int:
         return self.n_actions
@@ -234,7 +236,7 @@ class StarCraft2Env:
         return self._num_features("own/", "timestep")
 
     def _num_features(self, *prefixes: str) -> int:
-        return sum(name.startswith(prefixes) for name in self._spec.observation_names)
+        return sum(name.startswith(prefixes) for name in self.spec.observation_names)
 
     def get_env_info(self) -> dict[str, Any]:
         types = [f"type_{bit}" for bit in range(self.unit_type_bits)]
@@ -263,23 +265,22 @@ class StarCraft2Env:
 
     @property
     def agents(self) -> dict[int, SimpleNamespace]:
-        return self._units(self._env.arena.allies, owner=1)
+        return self._units(self.sim.arena.allies, owner=1)
 
     @property
     def enemies(self) -> dict[int, SimpleNamespace]:
-        return self._units(self._env.arena.enemies, owner=2)
+        return self._units(self.sim.arena.enemies, owner=2)
 
     def _units(self, side: slice, owner: int) -> dict[int, SimpleNamespace]:
         """The dead have health 0 and lie where they fell."""
-        columns = (column[side].tolist() for column in self._row.info["units"])
-        rows = zip(self._env.arena.units[side], *columns, strict=True)
+        rows = zip(self.sim.arena.units[side], self._row.info["units"][side].tolist(), strict=True)
         return {
             index: SimpleNamespace(
                 tag=side.start + index, owner=owner, unit_type=unit.name,
                 pos=SimpleNamespace(x=x, y=y), health=hp, health_max=unit.hp, shield=shield,
                 shield_max=unit.shield, energy=energy, weapon_cooldown=cooldown,
             )
-            for index, (unit, x, y, hp, shield, energy, cooldown) in enumerate(rows)
+            for index, (unit, (x, y, hp, shield, energy, cooldown)) in enumerate(rows)
         }  # fmt: skip
 
     @property
@@ -288,13 +289,13 @@ class StarCraft2Env:
 
     @property
     def death_tracker_enemy(self) -> Float[np.ndarray, " E"]:
-        return 1 - self._row.info["units"].alive[self._env.arena.enemies].astype(np.float32)
+        return (self._row.info["units"][self.sim.arena.enemies, _HP] <= 0).astype(np.float32)
 
     @property
     def last_action(self) -> Float[np.ndarray, "N A"]:
         """One-hot; all zeros before the first action."""
-        actions = np.arange(self.n_actions)
-        return np.float32(self._row.info["last_action"][:, None] == actions)
+        done = self._row.info["last_action"][:, None] == np.arange(self.n_actions)
+        return done.astype(np.float32)
 
 
 MultiAgentEnv = StarCraft2Env
@@ -350,7 +351,7 @@ _machine = functools.lru_cache(maxsize=64)(_Machine)
 
 def _only(state: State, row: TimeStep) -> HostStep:
     """The row of the only battle, its units and last actions added, what SMAC lacks left out."""
-    units = Units(*(column.T for column in state.units))
+    units = jnp.stack(state.units).T
     info = {**row.info, "units": units, "last_action": state.last_action.T}
     row = row._replace(info=info, agent_state=row.agent_state[..., :0])
     return HostStep(*jax.tree.map(lambda leaf: leaf[0], row))
@@ -389,7 +390,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
 def _rules(step_mul: int, move_amount: Number) -> Rules:
     if step_mul < 1 or move_amount <= 0:
         raise EnvError(f"step_mul={step_mul} and move_amount={move_amount} must be positive")
-    return Rules(loops_per_step=step_mul, move_amount=move_amount)
+    return Rules(loops_per_step=step_mul, move_amount=float(move_amount))
 
 
 def _scenario(map_name: str | Scenario) -> Scenario:

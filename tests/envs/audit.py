@@ -41,7 +41,7 @@ def audit(map_name: str, episodes: int, seed: int = 0, policy_name: str = "rando
 def _run(env: BattleEnv, episodes: int, policy_name: str):
     policy = scripted_policy(policy_name, env.spec)
     watch = functools.partial(_watch_loop, env, _wall_depths(env))
-    reward_scale = 20 / env.interface.max_reward
+    reward_scale = 20 / env.outcome.max_reward
     enemies = env.arena.enemies
 
     def step(carry):

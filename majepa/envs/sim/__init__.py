@@ -7,7 +7,7 @@ from .maps import Hold as Hold
 from .maps import Hunt as Hunt
 from .maps import Scenario as Scenario
 from .maps import Spawn as Spawn
-from .observe import Options as Options
+from .options import Options as Options
 from .terrain import Terrain as Terrain
 from .units import SIM_VERSION as SIM_VERSION
 from .units import UNITS as UNITS

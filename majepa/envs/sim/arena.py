@@ -47,10 +47,12 @@ class Arena:
         self.enemies = slice(self.num_allies, self.num_units)
         self.x = np.array([[at[0]] for _, at in places], np.float32)
         self.y = np.array([[at[1]] for _, at in places], np.float32)
-        for (unit, (x, y)) in places:
+        for unit, (x, y) in places:
             if not (0 <= x <= scenario.terrain.width and 0 <= y <= scenario.terrain.height):
-                raise ValueError(f"scenario {scenario.name!r} places a {unit.name} at "
-                                 f"({x:.2f}, {y:.2f}), outside the map; move its spawn point")
+                raise ValueError(
+                    f"scenario {scenario.name!r} places a {unit.name} at "
+                    f"({x:.2f}, {y:.2f}), outside the map; move its spawn point"
+                )
 
     # Per-unit columns.
 
@@ -154,10 +156,16 @@ class Arena:
     def enemy_scan2(self) -> Float[np.ndarray, "A E 1"]:
         """Squared centre distance within which the enemy takes the ally for a target."""
         everywhere = isinstance(self.scenario.order, Hunt)
+
         def scan(ally: UnitType, enemy: UnitType) -> float:
             if not enemy.can_hit(ally):
                 return -1.0
-            return np.inf if everywhere else _square(self.acquire_range(enemy) + ally.radius + enemy.radius)
+            return (
+                np.inf
+                if everywhere
+                else _square(self.acquire_range(enemy) + ally.radius + enemy.radius)
+            )
+
         return self.pairs(scan)
 
     @functools.cached_property
@@ -189,9 +197,7 @@ class Arena:
     def enemy_squads(self) -> tuple[Squad, ...]:
         return tuple(self._squads(self.units[self.enemies], self.units[self.allies]))
 
-    def _squads(
-        self, side: tuple[UnitType, ...], others: tuple[UnitType, ...]
-    ) -> Iterator[Squad]:
+    def _squads(self, side: tuple[UnitType, ...], others: tuple[UnitType, ...]) -> Iterator[Squad]:
         for unit in dict.fromkeys(side):
             rows = np.flatnonzero([member == unit for member in side])
             hit = np.array([[unit.hit_on(other)] for other in others], np.float32)

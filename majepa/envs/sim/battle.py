@@ -6,6 +6,7 @@ drawn by lot, and who falls to the first side does not shoot back), burst, heal.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from . import combat, enemy, motion
-from .arena import Arena
+from .arena import Arena, Column
 from .maps import AttackMove
 from .state import Minds, State, Units, mix, step_noise, uniform
 
@@ -48,17 +49,22 @@ def begin(arena: Arena, seed: UInt32[Array, "2 B"], episode: UInt32[Array, " B"]
     def full(column):
         return jnp.broadcast_to(jnp.asarray(column, jnp.float32), (arena.num_units, batch))
 
-    x, y = full(arena.x), full(arena.y)
+    x, y = (full(column) for column in _start(arena))
     stream = step_noise(seed, episode, jnp.zeros(batch, jnp.int32))
     if arena.rules.spawn_jitter > 0:
         lanes = np.arange(2 * arena.num_units, dtype=np.uint32)[:, None]
         shift = (uniform(stream, lanes) * 2.0 - 1.0) * arena.rules.spawn_jitter
         x, y = _settle(arena, x + shift[: arena.num_units], y + shift[arena.num_units :])
-    zeros = jnp.zeros((arena.num_units, batch), jnp.float32)
-    units = Units(x, y, full(arena.hp_max), full(arena.shield_max), full(arena.energy_start), zeros)
+
+    def zeros(dtype=jnp.float32):
+        return jnp.zeros(x.shape, dtype)
+
+    pools = (full(arena.hp_max), full(arena.shield_max), full(arena.energy_start))
+    units = Units(x, y, *pools, cooldown=zeros())
     minds = Minds(
-        jnp.full(zeros.shape, -1, jnp.int32), zeros, zeros, zeros, zeros, zeros, zeros > 0
-    )
+        target=zeros(jnp.int32) - 1, windup=zeros(), stride=zeros(), drift_x=zeros(),
+        drift_y=zeros(), calm=zeros(), fuse=zeros(bool),
+    )  # fmt: skip
     return State(
         units, minds, _march_goal(arena, stream), jnp.zeros(batch, jnp.int32),
         jnp.full((arena.num_allies, batch), -1, jnp.int32), jnp.zeros(batch, bool),
@@ -66,12 +72,24 @@ def begin(arena: Arena, seed: UInt32[Array, "2 B"], episode: UInt32[Array, " B"]
     )  # fmt: skip
 
 
-def settled(arena: Arena) -> Arena:
-    """The arena with start positions that are free of each other and of walls."""
+def begin_again(arena: Arena, state: State) -> State:
+    """The next episode of every battle, for those that are over."""
+
+    def fresh() -> State:
+        return begin(arena, state.seed, state.episode + 1)
+
+    if arena.rules.spawn_jitter == 0:
+        return fresh()
+    # Settling jittered units is dear: only in steps that need it.
+    return jax.lax.cond(jnp.any(state.is_over), fresh, lambda: state)
+
+
+@functools.lru_cache(maxsize=256)
+def _start(arena: Arena) -> tuple[Column, Column]:
+    """Start positions, free of each other and of walls; worked out once per arena."""
     with jax.ensure_compile_time_eval():
         x, y = jax.jit(lambda x, y: _settle(arena, x, y))(arena.x, arena.y)
-    arena.x, arena.y = np.asarray(x), np.asarray(y)
-    return arena
+        return np.asarray(x), np.asarray(y)
 
 
 def _settle(arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"]) -> motion.XY:
@@ -149,7 +167,9 @@ def _loop(
 ) -> tuple[Units, Minds]:  # fmt: skip
     alive = units.alive
     aim, minds, cap = _take_aim(arena, units, minds)
-    goal_x, goal_y, stands, attacks, takes_path = _intentions(arena, units, minds, aim, orders, march)
+    goal_x, goal_y, stands, attacks, takes_path = _intentions(
+        arena, units, minds, aim, orders, march
+    )
     stride, pace = _pace(arena, minds.stride, stands, cap)
     off_x, off_y = motion.heading(arena, units.x, units.y, (goal_x, goal_y), takes_path)
     distance2 = off_x * off_x + off_y * off_y
@@ -234,15 +254,20 @@ def _intentions(
     enemy_y = units.y[enemies] - jnp.sum(jnp.where(aim.enemy, aim.dy, 0.0), axis=0)
     if arena.is_healer.any():
         ally_x, ally_y, ally_has, ally_hits = _follow_patients(
-            arena, allies, units, minds, (ally_x, ally_y, ally_has, ally_hits))
+            arena, allies, units, minds, (ally_x, ally_y, ally_has, ally_hits)
+        )
         enemy_x, enemy_y, enemy_has, enemy_hits = _follow_patients(
-            arena, enemies, units, minds, (enemy_x, enemy_y, enemy_has, enemy_hits))
-    goal_x = jnp.concatenate([
-        jnp.where(ally_has, ally_x, orders.goal_x), jnp.where(enemy_has, enemy_x, march[0][None])])
-    goal_y = jnp.concatenate([
-        jnp.where(ally_has, ally_y, orders.goal_y), jnp.where(enemy_has, enemy_y, march[1][None])])
-    walks = jnp.concatenate([
-        orders.walks | ally_has, enemy_has | (arena.enemy_marches & alive[enemies])])
+            arena, enemies, units, minds, (enemy_x, enemy_y, enemy_has, enemy_hits)
+        )
+    goal_x = jnp.concatenate(
+        [jnp.where(ally_has, ally_x, orders.goal_x), jnp.where(enemy_has, enemy_x, march[0][None])]
+    )
+    goal_y = jnp.concatenate(
+        [jnp.where(ally_has, ally_y, orders.goal_y), jnp.where(enemy_has, enemy_y, march[1][None])]
+    )
+    walks = jnp.concatenate(
+        [orders.walks | ally_has, enemy_has | (arena.enemy_marches & alive[enemies])]
+    )
     in_reach = jnp.concatenate([ally_hits, enemy_hits])
     takes_path = jnp.concatenate([ally_has, jnp.ones(enemy_has.shape, bool)])
     stands = in_reach | ~walks | ~alive
@@ -257,7 +282,9 @@ def _follow_patients(arena: Arena, side: slice, units: Units, minds: Minds, plan
     members = arena.units[side]
     for row in np.flatnonzero([unit.is_healer for unit in members]):
         healer = members[row]
-        reach = np.array([[healer.weapon_range + healer.radius + other.radius] for other in members])
+        reach = np.array(
+            [[healer.weapon_range + healer.radius + other.radius] for other in members]
+        )
         is_patient = minds.target[side][row][None] == np.arange(len(members))[:, None]
         is_patient &= alive
         to_x = jnp.sum(jnp.where(is_patient, x, 0.0), axis=0)
@@ -301,7 +328,8 @@ def _volley(
 ) -> combat.Health:  # fmt: skip
     allies, enemies = arena.allies, arena.enemies
     by_allies = combat.count_shots(
-        arena, arena.ally_squads, fires[allies], aim.ally, (aim.dx, aim.dy), arena.radius[enemies])
+        arena, arena.ally_squads, fires[allies], aim.ally, (aim.dx, aim.dy), arena.radius[enemies]
+    )
     flip = (1, 0, 2)
     by_enemies = combat.count_shots(
         arena, arena.enemy_squads, fires[enemies], aim.enemy.transpose(flip),
@@ -309,7 +337,8 @@ def _volley(
     )  # fmt: skip
     ally_hp, ally_shield = combat.take_hits(arena, allies, (hp[allies], shield[allies]), by_enemies)
     enemy_hp, enemy_shield = combat.take_hits(
-        arena, enemies, (hp[enemies], shield[enemies]), by_allies)
+        arena, enemies, (hp[enemies], shield[enemies]), by_allies
+    )
     return jnp.concatenate([ally_hp, enemy_hp]), jnp.concatenate([ally_shield, enemy_shield])
 
 
@@ -323,10 +352,15 @@ def _burst(
     hp = jnp.where(shot & arena.is_blast, 0.0, hp)
     bursts = arena.is_blast & ((before_hp > 0) & (hp <= 0) | fuse)
     by_allies = combat.count_blasts(
-        arena, arena.ally_squads, bursts[allies], distance2, arena.radius[enemies])
+        arena, arena.ally_squads, bursts[allies], distance2, arena.radius[enemies]
+    )
     by_enemies = combat.count_blasts(
-        arena, arena.enemy_squads, bursts[enemies], distance2.transpose(1, 0, 2),
-        arena.radius[allies])
+        arena,
+        arena.enemy_squads,
+        bursts[enemies],
+        distance2.transpose(1, 0, 2),
+        arena.radius[allies],
+    )
     ally = combat.take_hits(arena, allies, (hp[allies], shield[allies]), by_enemies)
     foe = combat.take_hits(arena, enemies, (hp[enemies], shield[enemies]), by_allies)
     after = jnp.concatenate([ally[0], foe[0]])

@@ -81,8 +81,10 @@ def _beam(
     deep = jnp.maximum(jnp.abs(rel_x * ux + rel_y * uy) - rules.beam_width / 2, 0.0)
     wide = jnp.maximum(jnp.abs(rel_x * uy - rel_y * ux) - rules.beam_length / 2, 0.0)
     reach2 = (rules.beam_length**2 + rules.beam_width**2) / 4
-    within = (rel_x * rel_x + rel_y * rel_y <= reach2) & (deep * deep + wide * wide <= radius**2)
-    return within & jnp.any(aim, axis=1, keepdims=True) & (squad.hit > 0) & _hittable(arena, squad)
+    within = (rel_x * rel_x + rel_y * rel_y <= reach2) & (
+        deep * deep + wide * wide <= radius[None] ** 2
+    )
+    return within & jnp.any(aim, axis=1, keepdims=True) & _hittable(arena, squad)[None]
 
 
 def _hittable(arena: Arena, squad: Squad) -> Bool[np.ndarray, "T 1"]:
@@ -102,8 +104,8 @@ def count_blasts(
     volleys: list[tuple[Squad, Float[Array, "T B"]]] = []
     for squad in squads:
         if squad.unit.weapon == "blast":
-            within = distance2[squad.rows] <= (arena.rules.blast_radius + radius) ** 2
-            caught = within & bursts[squad.rows][:, None] & _hittable(arena, squad)
+            within = distance2[squad.rows] <= (arena.rules.blast_radius + radius[None]) ** 2
+            caught = within & bursts[squad.rows][:, None] & _hittable(arena, squad)[None]
             volleys.append((squad, jnp.sum(caught, axis=0, dtype=jnp.float32)))
     return volleys
 

@@ -73,6 +73,6 @@ def choose_patients(
     return new_target, cap
 
 
-def first_smallest(rank: Float[Array, "K *b"], limit: float) -> Int[Array, "*b"]:
+def first_smallest(rank: Float[Array, K *b], limit: float) -> Int[Array, "*b"]:
     """Index of the smallest rank along the first axis, -1 if none is below the limit."""
     return jnp.where(jnp.min(rank, axis=0) < limit, jnp.argmin(rank, axis=0), -1).astype(jnp.int32)

@@ -6,14 +6,16 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, Key
 
 from ..base import EnvError, EnvSpec, TimeStep
 from . import battle
 from .arena import Arena
 from .battle import NOOP, STOP
 from .maps import Scenario
-from .observe import Ending, Interface, Options, legalise
+from .observe import Interface, legalise
+from .options import Options
+from .outcome import Outcome
 from .state import State, seeds_from
 from .units import SIM_VERSION, Rules
 
@@ -24,8 +26,10 @@ class BattleEnv:
     def __init__(
         self, scenario: Scenario, *, rules: Rules | None = None, options: Options | None = None
     ):
-        self.arena = battle.settled(Arena(scenario, rules or Rules()))
-        self.interface = Interface(self.arena, options or Options())
+        self.arena = Arena(scenario, rules or Rules())
+        self.options = options or Options()
+        self.interface = Interface(self.arena, self.options)
+        self.outcome = Outcome(self.arena, self.options)
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
@@ -48,7 +52,7 @@ class BattleEnv:
             version=SIM_VERSION,
         )
 
-    def reset(self, keys: PRNGKeyArray) -> tuple[State, TimeStep]:
+    def reset(self, keys: Key[Array, " B"]) -> tuple[State, TimeStep]:
         if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.ndim != 1:
             raise EnvError(
                 f"reset needs one random key per environment, got {keys.dtype}{keys.shape}; "
@@ -56,7 +60,7 @@ class BattleEnv:
             )
         seed = seeds_from(keys)
         state = battle.begin(self.arena, seed, jnp.zeros(seed.shape[1], jnp.uint32))
-        return self._arrive(state, state, jnp.ones(seed.shape[1], bool))
+        return self.arrive(state, state, jnp.ones(seed.shape[1], bool), self._walkable)
 
     def step(self, state: State, action: Int[Array, "B N"]) -> tuple[State, TimeStep]:
         batch = state.steps.shape[0]
@@ -70,23 +74,33 @@ class BattleEnv:
             units=units, minds=minds, steps=state.steps + 1, last_action=order,
             illegal=state.illegal + num_illegal,
         )  # fmt: skip
-        fresh = battle.begin(self.arena, state.seed, state.episode + 1)
-        return self._arrive(state, _choose(state.is_over, fresh, fought), state.is_over)
+        fresh = battle.begin_again(self.arena, state)
+        after = _choose(state.is_over, fresh, fought)
+        return self.arrive(state, after, state.is_over, self._walkable)
 
     def legal(self, state: State) -> Bool[Array, "A K B"]:
-        return self.interface.legal(state.units, jnp.asarray(self.arena.walkable))
+        return self.interface.legal(state.units, self._walkable)
 
-    def _arrive(
-        self, before: State, after: State, is_first: Bool[Array, " B"]
-    ) -> tuple[State, TimeStep]:
-        ending: Ending = self.interface.ending(before.units, after.units, after.steps)
-        row = self.interface.row(after, self.legal(after), ending, is_first)
+    def arrive(
+        self, before: State, after: State, is_first: Bool[Array, " B"],
+        walkable: Bool[Array, "X Y"],
+    ) -> tuple[State, TimeStep]:  # fmt: skip
+        """The row of a transition between two states: all that SMAC's interface adds to a battle."""
+        ending = self.outcome.ending(before.units, after.units, after.steps)
+        legal = self.interface.legal(after.units, walkable)
+        row = self.interface.row(after, legal, ending, is_first)
         return after._replace(is_over=row.is_last), row
+
+    @property
+    def _walkable(self) -> Bool[Array, "X Y"]:
+        return jnp.asarray(self.arena.walkable)
 
     def _check_action(self, action: Array, batch: int) -> None:
         expected = (batch, self.arena.num_allies)
         if not hasattr(action, "dtype") or not jnp.issubdtype(action.dtype, jnp.integer):
-            raise EnvError(f"actions must be integers, got {getattr(action, 'dtype', type(action))}")
+            raise EnvError(
+                f"actions must be integers, got {getattr(action, 'dtype', type(action))}"
+            )
         if action.shape != expected:
             raise EnvError(
                 f"actions of {batch} environments with {expected[1]} agents must have shape "

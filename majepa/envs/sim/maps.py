@@ -82,8 +82,10 @@ class Scenario:
             )
         wrong = set(self.enemy_type_order) ^ {unit.name for unit in self.feature_types}
         if self.enemy_type_order and wrong:
-            raise ValueError(f"scenario {self.name!r}: enemy_type_order must name each unit type "
-                             f"once; it is off by {sorted(wrong)}")
+            raise ValueError(
+                f"scenario {self.name!r}: enemy_type_order must name each unit type "
+                f"once; it is off by {sorted(wrong)}"
+            )
 
     @property
     def ally_types(self) -> tuple[UnitType, ...]:

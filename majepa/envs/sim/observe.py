@@ -1,4 +1,4 @@
-"""SMAC's interface to the letter: legal actions, observations, states, reward and endings.
+"""SMAC's interface to the letter: legal actions, observations, global and agent-specific states.
 
 Every function maps unit tables `[U, B]` to arrays that keep the batch last; `row` turns them into a
 `TimeStep` with the batch first. `Interface` also names every feature, so that sizes, names and
@@ -7,10 +7,8 @@ values come from one place.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,72 +18,10 @@ from jaxtyping import Array, Bool, Float, Int
 from ..base import TimeStep
 from .arena import Arena
 from .battle import FIRST_TARGET, MOVES, NOOP, NORTH, STOP
+from .features import Block, block_of, flat, kinds, one_hot
+from .options import Options
+from .outcome import Ending
 from .state import State, Units
-from .units import UnitType
-
-
-class Block(NamedTuple):
-    """Named features of every unit (`[S, F, B]`) or every pair (`[A, S, F, B]`)."""
-
-    prefix: str
-    names: tuple[str, ...]
-    values: Float[Array, "... F B"]
-
-    def where(self, shown: Bool[Array, "... B"]) -> Block:
-        return self._replace(values=jnp.where(shown[..., None, :], self.values, 0.0))
-
-    def join(self, other: Block) -> Block:
-        """With the features of another block, which may lack the axis of the observing agent."""
-        shape = (*self.values.shape[:-2], *other.values.shape[-2:])
-        values = [self.values, jnp.broadcast_to(other.values, shape)]
-        return Block(self.prefix, self.names + other.names, jnp.concatenate(values, axis=-2))
-
-    def of_others(self) -> Block:
-        """Row k of agent i is agent k, or k + 1 from i on: SMAC leaves the agent itself out."""
-        agents = self.values.shape[0]
-        is_before = np.arange(agents - 1)[None] < np.arange(agents)[:, None]
-        values = jnp.where(is_before[..., None, None], self.values[:, :-1], self.values[:, 1:])
-        return self._replace(values=values)
-
-    def feature_names(self) -> list[str]:
-        if self.values.ndim == 3:
-            return [f"{self.prefix}/{name}" if self.prefix else name for name in self.names]
-        rows = range(self.values.shape[1])
-        return [f"{self.prefix}_{row}/{name}" for row in rows for name in self.names]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """SMAC's own switches, with SMAC's names and defaults."""
-
-    obs_all_health: bool = True
-    obs_own_health: bool = True
-    obs_last_action: bool = False
-    obs_timestep_number: bool = False
-    obs_instead_of_state: bool = False
-    state_last_action: bool = True
-    state_timestep_number: bool = False
-    reward_sparse: bool = False
-    reward_only_positive: bool = True
-    reward_death_value: float = 10
-    reward_win: float = 200
-    reward_defeat: float = 0
-    reward_negative_scale: float = 0.5
-    reward_scale: bool = True
-    reward_scale_rate: float = 20
-
-
-class Ending(NamedTuple):
-    """How a step ended."""
-
-    reward: Float[Array, " B"]
-    won: Bool[Array, " B"]
-    is_terminal: Bool[Array, " B"]
-    """Won, lost or drawn."""
-    is_last: Bool[Array, " B"]
-    """Terminal, or at the time limit."""
-    dead_allies: Int[Array, " B"]
-    dead_enemies: Int[Array, " B"]
 
 
 class Interface:
@@ -97,8 +33,8 @@ class Interface:
         scenario = arena.scenario
         self.num_actions = FIRST_TARGET + arena.num_enemies
         types = [unit.name for unit in scenario.feature_types]
-        self.ally_kinds = _one_hot(arena.units[arena.allies], types)
-        self.enemy_kinds = _one_hot(
+        self.ally_kinds = one_hot(arena.units[arena.allies], types)
+        self.enemy_kinds = one_hot(
             arena.units[arena.enemies], list(scenario.enemy_type_order) or types
         )
         self.types = tuple(types)
@@ -117,7 +53,8 @@ class Interface:
         ally = _side(units, arena.allies)
         alive = ally.alive
         moves = [
-            alive & self._can_enter(ally, dx, dy, walkable) for dx, dy in MOVES * rules.move_amount / 2
+            alive & self._can_enter(ally, float(dx), float(dy), walkable)
+            for dx, dy in MOVES * (rules.move_amount / 2)
         ]
         targets = self._in_shooting_range(ally, _side(units, arena.enemies))
         is_healer = arena.is_healer[arena.allies]
@@ -152,7 +89,7 @@ class Interface:
     ) -> Float[Array, "A O B"]:  # fmt: skip
         alive = units.alive[self.arena.allies][:, None]
         blocks = self._observation_blocks(units, legal, last_action)
-        view = jnp.where(alive, _flat(blocks), 0.0)
+        view = jnp.where(alive, flat(blocks), 0.0)
         if self.options.obs_timestep_number:
             view = jnp.concatenate([view, self._clock(steps, view[:, :1])], axis=1)
         return view
@@ -190,10 +127,10 @@ class Interface:
             "dx": dx / sight,
             "dy": dy / sight,
             **(self._bars(foe, arena.enemies) if self.options.obs_all_health else {}),
-            **_kinds(self.enemy_types, self.enemy_kinds),
+            **kinds(self.enemy_types, self.enemy_kinds),
         }
         is_seen = foe.alive[None] & (distance2 < sight**2)
-        return _block("enemy", features, dx.shape).where(is_seen)
+        return block_of("enemy", features, dx.shape).where(is_seen)
 
     def _ally_view(self, units: Units, last_action: Int[Array, "A B"]) -> Block:
         arena, sight = self.arena, self.arena.rules.sight_range
@@ -205,9 +142,9 @@ class Interface:
             "dx": dx / sight,
             "dy": dy / sight,
             **(self._bars(ally, arena.allies) if self.options.obs_all_health else {}),
-            **_kinds(self.types, self.ally_kinds),
+            **kinds(self.types, self.ally_kinds),
         }
-        block = _block("ally", features, dx.shape)
+        block = block_of("ally", features, dx.shape)
         if self.options.obs_last_action:
             block = block.join(self._last_actions(last_action))
         return block.where(ally.alive[None] & (distance2 < sight**2)).of_others()
@@ -216,9 +153,9 @@ class Interface:
         ally = _side(units, self.arena.allies)
         features = {
             **(self._bars(ally, self.arena.allies) if self.shows_own_health else {}),
-            **_kinds(self.types, self.ally_kinds),
+            **kinds(self.types, self.ally_kinds),
         }
-        return _block("own", features, ally.hp.shape)
+        return block_of("own", features, ally.hp.shape)
 
     def _bars(self, side: Units, rows: slice) -> dict[str, Float[Array, "S B"]]:
         """Health, and shields where the side has any; of a unit without, the shield is 0."""
@@ -275,9 +212,9 @@ class Interface:
             "readiness": self._readiness(ally),
             **self._position(ally),
             **bars,
-            **_kinds(self.types, self.ally_kinds),
+            **kinds(self.types, self.ally_kinds),
         }
-        return _block("ally", features, ally.hp.shape)
+        return block_of("ally", features, ally.hp.shape)
 
     def _enemy_rows(self, foe: Units) -> Block:
         bars = self._bars(foe, self.arena.enemies)
@@ -285,9 +222,9 @@ class Interface:
             "health": bars.pop("health"),
             **self._position(foe),
             **bars,
-            **_kinds(self.enemy_types, self.enemy_kinds),
+            **kinds(self.enemy_types, self.enemy_kinds),
         }
-        return _block("enemy", features, foe.hp.shape)
+        return block_of("enemy", features, foe.hp.shape)
 
     def _readiness(self, ally: Units) -> Float[Array, "A B"]:
         """Weapon cooldown, of healers the energy, in SMAC's units."""
@@ -309,7 +246,7 @@ class Interface:
     ) -> Float[Array, "A C B"]:
         """The state MAPPO's critic uses: each agent's view with the fog lifted, its id at the end."""
         alive = units.alive[self.arena.allies][:, None]
-        view = jnp.where(alive, _flat(self._agent_state_blocks(units, legal, last_action)), 0.0)
+        view = jnp.where(alive, flat(self._agent_state_blocks(units, legal, last_action)), 0.0)
         identity = np.eye(self.arena.num_allies, dtype=np.float32)[..., None]
         identity = jnp.broadcast_to(identity, (*identity.shape[:2], view.shape[-1]))
         return jnp.concatenate([view, identity], axis=1)
@@ -340,9 +277,9 @@ class Interface:
             "readiness": self._readiness(ally),
             **self._bars(ally, arena.allies),
             **self._position(ally),
-            **_kinds(self.types, self.ally_kinds),
+            **kinds(self.types, self.ally_kinds),
         }
-        block = _block("ally", features, dx.shape).join(self._last_actions(last_action))
+        block = block_of("ally", features, dx.shape).join(self._last_actions(last_action))
         return block.where(jnp.broadcast_to(ally.alive[None], dx.shape)).of_others()
 
     def _enemy_details(self, units: Units, legal: Bool[Array, "A K B"]) -> Block:
@@ -356,10 +293,10 @@ class Interface:
             "dy": dy / sight,
             "visible": distance2 < sight**2,
             **self._bars(foe, arena.enemies),
-            **_kinds(self.enemy_types, self.enemy_kinds),
+            **kinds(self.enemy_types, self.enemy_kinds),
             **self._position(foe),
         }
-        return _block("enemy", features, dx.shape).where(
+        return block_of("enemy", features, dx.shape).where(
             jnp.broadcast_to(foe.alive[None], dx.shape)
         )
 
@@ -373,78 +310,9 @@ class Interface:
             "dy": zero,
             **self._bars(ally, self.arena.allies),
             **self._position(ally),
-            **_kinds(self.types, self.ally_kinds),
+            **kinds(self.types, self.ally_kinds),
         }
-        return _block("own", features, ally.hp.shape).join(self._last_actions(last_action))
-
-    # Reward and endings.
-
-    @functools.cached_property
-    def max_reward(self) -> float:
-        foes = self.arena.units[self.arena.enemies]
-        pools = sum(unit.hp + unit.shield for unit in foes)
-        return len(foes) * self.options.reward_death_value + self.options.reward_win + pools
-
-    def ending(self, before: Units, after: Units, steps: Int[Array, " B"]) -> Ending:
-        """Of a step that led from one unit table to another and was the `steps`-th."""
-        arena = self.arena
-        won, lost, drawn = self._outcome(after)
-        is_terminal = won | lost | drawn
-        dead_allies, dead_enemies = (
-            jnp.sum(~after.alive[side], axis=0, dtype=jnp.int32)
-            for side in (arena.allies, arena.enemies)
-        )
-        is_last = is_terminal | (steps >= arena.scenario.limit)
-        reward = self._reward(before, after, won, lost)
-        return Ending(reward, won, is_terminal, is_last, dead_allies, dead_enemies)
-
-    def _outcome(self, after: Units) -> tuple[Bool[Array, " B"], ...]:
-        """Won, lost, drawn. Where healers fight, a side with nobody else left is beaten."""
-        arena = self.arena
-        ally_alive, enemy_alive = after.alive[arena.allies], after.alive[arena.enemies]
-        any_ally, any_enemy = jnp.any(ally_alive, axis=0), jnp.any(enemy_alive, axis=0)
-        lost = ~any_ally & any_enemy
-        won = any_ally & ~any_enemy
-        drawn = ~any_ally & ~any_enemy
-        if arena.is_healer.any():
-            is_healer = arena.is_healer[arena.enemies]
-            lost |= ~jnp.any(ally_alive & ~arena.is_healer[arena.allies], axis=0)
-            healers_alive = jnp.sum(enemy_alive & is_healer, axis=0)
-            won |= (jnp.sum(enemy_alive, axis=0) == 1) & (healers_alive == 1)
-            won &= ~lost
-            drawn &= ~lost
-        return won, lost, drawn
-
-    def _reward(
-        self, before: Units, after: Units, won: Bool[Array, " B"], lost: Bool[Array, " B"]
-    ) -> Float[Array, " B"]:
-        options = self.options
-        if options.reward_sparse:
-            reward = won.astype(jnp.float32) - lost.astype(jnp.float32)
-        else:
-            reward = self._damage_reward(before, after)
-            reward += jnp.where(won, float(options.reward_win), 0.0)
-            reward += jnp.where(lost, float(options.reward_defeat), 0.0)
-        if options.reward_scale:
-            reward /= self.max_reward / options.reward_scale_rate
-        return reward
-
-    def _damage_reward(self, before: Units, after: Units) -> Float[Array, " B"]:
-        """SMAC's absolute value makes what the enemy regenerates count as well."""
-        options = self.options
-
-        def losses(side: slice) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-            delta = before.vitality[side] - after.vitality[side]
-            was_alive = before.alive[side]
-            deaths = jnp.sum(was_alive & ~after.alive[side], axis=0, dtype=jnp.float32)
-            return jnp.sum(jnp.where(was_alive, delta, 0.0), axis=0), deaths
-
-        damage, kills = losses(self.arena.enemies)
-        gained = damage + options.reward_death_value * kills
-        if options.reward_only_positive:
-            return jnp.abs(gained)
-        hurt, deaths = losses(self.arena.allies)
-        return gained - options.reward_negative_scale * (hurt + options.reward_death_value * deaths)
+        return block_of("own", features, ally.hp.shape).join(self._last_actions(last_action))
 
     # Rows.
 
@@ -506,28 +374,6 @@ def _side(units: Units, rows: slice) -> Units:
 def _offsets(ally: Units, other: Units):
     dx, dy = other.x[None] - ally.x[:, None], other.y[None] - ally.y[:, None]
     return dx, dy, dx * dx + dy * dy
-
-
-def _one_hot(units: tuple[UnitType, ...], types: list[str]) -> Float[np.ndarray, "S bits 1"]:
-    table = [[[unit.name == name] for name in types] for unit in units]
-    return np.array(table, np.float32).reshape(len(units), len(types), 1)
-
-
-def _kinds(types: tuple[str, ...], kinds: Float[np.ndarray, "S bits 1"]) -> dict[str, np.ndarray]:
-    return {f"is_{name}": kinds[:, index] for index, name in enumerate(types)}
-
-
-def _block(prefix: str, features: Mapping[str, Array | np.ndarray], shape: tuple[int, ...]) -> Block:
-    """Stack features of unit or pair tables, broadcast to one shape."""
-    values = [jnp.broadcast_to(value, shape).astype(jnp.float32) for value in features.values()]
-    empty = jnp.zeros((*shape[:-1], 0, shape[-1]), jnp.float32)
-    return Block(prefix, tuple(features), jnp.stack(values, axis=-2) if values else empty)
-
-
-def _flat(blocks: list[Block]) -> Float[Array, "A F B"]:
-    """One row per agent: block after block, target after target."""
-    rows = [jnp.reshape(b.values, (b.values.shape[0], -1, b.values.shape[-1])) for b in blocks]
-    return jnp.concatenate(rows, axis=1)
 
 
 def _batch_first(array: Array) -> Array:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 
 class Units(NamedTuple):
@@ -66,7 +67,7 @@ class State(NamedTuple):
     seed: UInt32[Array, "2 B"]
 
 
-def seeds_from(keys: PRNGKeyArray) -> UInt32[Array, "2 B"]:
+def seeds_from(keys: Key[Array, " B"]) -> UInt32[Array, "2 B"]:
     return jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32), out_axes=1)(keys)
 
 
@@ -88,7 +89,7 @@ def step_noise(seed: UInt32[Array, "2 B"], episode: UInt32[Array, " B"], step: I
     return mix(h ^ seed[1] ^ (step.astype(jnp.uint32) * jnp.uint32(0x7FEB352D)))
 
 
-def uniform(stream: UInt32[Array, " B"], lane: UInt32[Array, "K 1"]) -> Float[Array, "K B"]:
+def uniform(stream: UInt32[Array, " B"], lane: UInt32[np.ndarray, "K 1"]) -> Float[Array, "K B"]:
     """One number in [0, 1) for each lane of a stream."""
     bits = mix(stream[None] ^ (lane * jnp.uint32(0x846CA68B)))
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)

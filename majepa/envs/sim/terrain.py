@@ -33,8 +33,10 @@ class Terrain:
     def __post_init__(self) -> None:
         for y, x_from, x_to in self.spans + self.cliffs:
             if not (0 <= y < self.height and 0 <= x_from < x_to <= self.width):
-                raise ValueError(f"terrain span (y={y}, x={x_from}..{x_to}) does not fit into "
-                                 f"{self.width} x {self.height} cells")
+                raise ValueError(
+                    f"terrain span (y={y}, x={x_from}..{x_to}) does not fit into "
+                    f"{self.width} x {self.height} cells"
+                )
         if not self.spans:
             raise ValueError("a terrain needs at least one walkable span")
 
@@ -53,8 +55,10 @@ class Terrain:
         """From text, top row first: `.` is walkable, `~` a cliff, anything else wall."""
         lines = [line.strip() for line in picture.strip().splitlines()]
         if len({len(line) for line in lines}) != 1:
-            raise ValueError("the lines of a drawn terrain differ in length: "
-                             f"{sorted({len(line) for line in lines})}")
+            raise ValueError(
+                "the lines of a drawn terrain differ in length: "
+                f"{sorted({len(line) for line in lines})}"
+            )
         cells = np.array([list(line) for line in reversed(lines)])
         return cls(_spans(cells == "."), _spans(cells == "~"), len(lines[0]), len(lines))
 
@@ -120,9 +124,11 @@ def path_table(terrain: Terrain) -> Int[np.ndarray, "C C"] | None:
     if walls_of(terrain, False).box or _straight_walks(walkable, nodes, -GRAZE).all():
         return None
     if len(nodes) > MAX_PATH_CELLS:
-        raise ValueError(f"path tables are made for up to {MAX_PATH_CELLS} walkable cells; this "
-                         f"terrain has walls in the way and {len(nodes)}. Use a smaller map, or "
-                         "one whose ground is convex, which needs no table")
+        raise ValueError(
+            f"path tables are made for up to {MAX_PATH_CELLS} walkable cells; this "
+            f"terrain has walls in the way and {len(nodes)}. Use a smaller map, or "
+            "one whose ground is convex, which needs no table"
+        )
     visible = _straight_walks(walkable, nodes, CLEARANCE)
     length = np.linalg.norm(nodes[:, None] - nodes[None], axis=-1)
     distance = np.where(visible, length, np.inf)

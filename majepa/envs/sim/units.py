@@ -76,10 +76,14 @@ class UnitType:
             if getattr(self, field) < 0
         ]
         if self.weapon in ("shot", "beam") and self.period <= self.damage_point:
-            problems.append(f"period {self.period} does not exceed damage_point {self.damage_point}")
+            problems.append(
+                f"period {self.period} does not exceed damage_point {self.damage_point}"
+            )
         if problems:
-            raise ValueError(f"unit {self.name!r}: {'; '.join(problems)}; lengths and pools of hp "
-                             "must be positive, all other numbers at least 0")
+            raise ValueError(
+                f"unit {self.name!r}: {'; '.join(problems)}; lengths and pools of hp "
+                "must be positive, all other numbers at least 0"
+            )
 
     @property
     def is_healer(self) -> bool:
@@ -134,60 +138,178 @@ class Rules:
     def __post_init__(self) -> None:
         if self.loops_per_step < 1:
             raise ValueError(f"loops_per_step must be at least 1, not {self.loops_per_step}")
+        if not self.move_amount > 0:
+            raise ValueError(f"move_amount must be positive, not {self.move_amount}")
         if self.weapon_jitter[0] > self.weapon_jitter[1]:
             raise ValueError(f"weapon_jitter must be (low, high), not {self.weapon_jitter}")
 
 
 MARINE = UnitType(
-    "marine", "terran", hp=45, radius=0.375, separation=0.375, speed=2.25,
-    attributes=("light", "biological"), weapon="shot", damage=6, hits=("ground", "air"),
-    weapon_range=5, period=13.77, damage_point=1, smac_cooldown=15,
+    "marine",
+    "terran",
+    hp=45,
+    radius=0.375,
+    separation=0.375,
+    speed=2.25,
+    attributes=("light", "biological"),
+    weapon="shot",
+    damage=6,
+    hits=("ground", "air"),
+    weapon_range=5,
+    period=13.77,
+    damage_point=1,
+    smac_cooldown=15,
 )
 MARAUDER = UnitType(
-    "marauder", "terran", hp=125, armour=1, radius=0.5625, separation=0.5625, speed=2.25,
-    attributes=("armored", "biological"), weapon="shot", damage=10, bonus=(("armored", 10),),
-    weapon_range=6, period=24.0, smac_cooldown=25,
+    "marauder",
+    "terran",
+    hp=125,
+    armour=1,
+    radius=0.5625,
+    separation=0.5625,
+    speed=2.25,
+    attributes=("armored", "biological"),
+    weapon="shot",
+    damage=10,
+    bonus=(("armored", 10),),
+    weapon_range=6,
+    period=24.0,
+    smac_cooldown=25,
 )
 MEDIVAC = UnitType(
-    "medivac", "terran", hp=150, armour=1, radius=0.75, separation=0.75, speed=2.75,
-    acceleration=2.25, attributes=("armored", "mechanical"), plane="air", weapon="heal",
-    weapon_range=4, energy=50, energy_max=200, smac_cooldown=200,
+    "medivac",
+    "terran",
+    hp=150,
+    armour=1,
+    radius=0.75,
+    separation=0.75,
+    speed=2.75,
+    acceleration=2.25,
+    attributes=("armored", "mechanical"),
+    plane="air",
+    weapon="heal",
+    weapon_range=4,
+    energy=50,
+    energy_max=200,
+    smac_cooldown=200,
 )
 STALKER = UnitType(
-    "stalker", "protoss", hp=80, shield=80, armour=1, radius=0.625, separation=0.625, speed=2.953,
-    attributes=("armored", "mechanical"), weapon="shot", damage=13, bonus=(("armored", 5),),
-    hits=("ground", "air"), weapon_range=6, period=29.92, damage_point=2, smac_cooldown=35,
+    "stalker",
+    "protoss",
+    hp=80,
+    shield=80,
+    armour=1,
+    radius=0.625,
+    separation=0.625,
+    speed=2.953,
+    attributes=("armored", "mechanical"),
+    weapon="shot",
+    damage=13,
+    bonus=(("armored", 5),),
+    hits=("ground", "air"),
+    weapon_range=6,
+    period=29.92,
+    damage_point=2,
+    smac_cooldown=35,
 )
 ZEALOT = UnitType(
-    "zealot", "protoss", hp=100, shield=50, armour=1, radius=0.5, separation=0.375, speed=2.25,
-    attributes=("light", "biological"), weapon="shot", damage=8, attacks=2, weapon_range=0.1,
-    period=19.2, smac_cooldown=22,
+    "zealot",
+    "protoss",
+    hp=100,
+    shield=50,
+    armour=1,
+    radius=0.5,
+    separation=0.375,
+    speed=2.25,
+    attributes=("light", "biological"),
+    weapon="shot",
+    damage=8,
+    attacks=2,
+    weapon_range=0.1,
+    period=19.2,
+    smac_cooldown=22,
 )
 COLOSSUS = UnitType(
-    "colossus", "protoss", hp=200, shield=150, armour=1, radius=1.0, separation=0.75, speed=2.25,
-    attributes=("armored", "mechanical", "massive"), plane="cliff", weapon="beam", damage=10,
-    attacks=2, bonus=(("light", 5),), weapon_range=7, period=24.0, damage_point=1,
+    "colossus",
+    "protoss",
+    hp=200,
+    shield=150,
+    armour=1,
+    radius=1.0,
+    separation=0.75,
+    speed=2.25,
+    attributes=("armored", "mechanical", "massive"),
+    plane="cliff",
+    weapon="beam",
+    damage=10,
+    attacks=2,
+    bonus=(("light", 5),),
+    weapon_range=7,
+    period=24.0,
+    damage_point=1,
     smac_cooldown=24,
 )
 ZERGLING = UnitType(
-    "zergling", "zerg", hp=35, radius=0.375, separation=0.375, speed=2.953,
-    attributes=("light", "biological"), weapon="shot", damage=5, weapon_range=0.1, period=11.14,
-    damage_point=2, smac_cooldown=11,
+    "zergling",
+    "zerg",
+    hp=35,
+    radius=0.375,
+    separation=0.375,
+    speed=2.953,
+    attributes=("light", "biological"),
+    weapon="shot",
+    damage=5,
+    weapon_range=0.1,
+    period=11.14,
+    damage_point=2,
+    smac_cooldown=11,
 )
 BANELING = UnitType(
-    "baneling", "zerg", hp=30, radius=0.375, separation=0.375, speed=2.5,
-    attributes=("biological",), weapon="blast", damage=20, bonus=(("light", 15),),
-    weapon_range=0.25, smac_cooldown=1,
+    "baneling",
+    "zerg",
+    hp=30,
+    radius=0.375,
+    separation=0.375,
+    speed=2.5,
+    attributes=("biological",),
+    weapon="blast",
+    damage=20,
+    bonus=(("light", 15),),
+    weapon_range=0.25,
+    smac_cooldown=1,
 )
 SPINE_CRAWLER = UnitType(
-    "spine_crawler", "zerg", hp=300, armour=2, radius=1.125, separation=1.125, speed=0,
-    attributes=("armored", "biological", "structure"), weapon="shot", damage=25,
-    bonus=(("armored", 5),), weapon_range=7, period=29.6, damage_point=3, acquire=10,
+    "spine_crawler",
+    "zerg",
+    hp=300,
+    armour=2,
+    radius=1.125,
+    separation=1.125,
+    speed=0,
+    attributes=("armored", "biological", "structure"),
+    weapon="shot",
+    damage=25,
+    bonus=(("armored", 5),),
+    weapon_range=7,
+    period=29.6,
+    damage_point=3,
+    acquire=10,
 )
 HYDRALISK = UnitType(
-    "hydralisk", "zerg", hp=80, radius=0.625, separation=0.625, speed=2.25,
-    attributes=("light", "biological"), weapon="shot", damage=12, hits=("ground", "air"),
-    weapon_range=5, period=13.2, damage_point=2, smac_cooldown=10,
+    "hydralisk",
+    "zerg",
+    hp=80,
+    radius=0.625,
+    separation=0.625,
+    speed=2.25,
+    attributes=("light", "biological"),
+    weapon="shot",
+    damage=12,
+    hits=("ground", "air"),
+    weapon_range=5,
+    period=13.2,
+    damage_point=2,
+    smac_cooldown=10,
 )
 
 UNITS: Mapping[str, UnitType] = MappingProxyType({
