@@ -1,4 +1,4 @@
-"""Where experience comes from: the embedded simulator, and doors for other worlds and other code."""
+"""Where experience comes from: the embedded simulator, and doors to other worlds and code."""
 
 from .base import Env as Env
 from .base import EnvError as EnvError

@@ -11,11 +11,11 @@ first row of a new episode (`reward` 0, `is_first`): that row is no transition a
 any budget. The environment tells the truth about why it ended: a time limit is `is_last` without
 `is_terminal`.
 
-**Bringing your own world.** On an accelerator, write a class with the members of `Env`: pure, jittable
-functions over a batch of environments. On the host (another simulator, a game, a robot), write one
-with the members of `HostEnv`: one environment, NumPy arrays, ordinary Python. Neither needs to
-inherit from anything. All randomness of an environment must derive from the key or seed it was
-reset with, so that a batch behaves exactly as its single environments would.
+**Bringing your own world.** On an accelerator, write a class with the members of `Env`: pure,
+jittable functions over a batch of environments. On the host (another simulator, a game, a robot),
+write one with the members of `HostEnv`: one environment, NumPy arrays, ordinary Python. Neither
+needs to inherit from anything. All randomness of an environment must derive from the key or seed it
+was reset with, so that a batch behaves exactly as its single environments would.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class Env(Protocol[State]):
     """A batch of environments on the device. Both functions are pure and may be jitted."""
 
     @property
-    def spec(self) -> EnvSpec: ...
+    def spec(self) -> EnvSpec:
+        """The facts of each of the environments."""
+        ...
 
     def reset(self, keys: Key[Array, " B"]) -> tuple[State, TimeStep]:
         """Start one environment for each key."""

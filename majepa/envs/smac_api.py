@@ -61,7 +61,7 @@ class StarCraft2Env:
     Seed s plays what the simulator's `Env` plays from `jax.random.key(s)`, episode after episode.
     """
 
-    def __init__(  # noqa: PLR0917 (SMAC's signature)
+    def __init__(
         self, map_name: str | Scenario = "8m", step_mul: int = 8, move_amount: Number = 2,
         difficulty: str | int = "7", game_version: str | None = None, seed: Any = None,
         continuing_episode: bool = False, obs_all_health: bool = True, obs_own_health: bool = True,

@@ -20,6 +20,10 @@ from .units import LOOPS_PER_SECOND, Rules, UnitType
 
 Column = Float[np.ndarray, "U 1"]
 
+TOLERANCE = 1e-4
+"""Added to squared ranges. Units march on a lattice and meet at exact distances, where rounding
+errors, which differ between compilers and batch sizes, must not decide who is in range."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Squad:
@@ -238,4 +242,4 @@ def _reach(attacker: UnitType, target: UnitType) -> float:
 
 
 def _square(length: float) -> float:
-    return length * length
+    return length * length + TOLERANCE

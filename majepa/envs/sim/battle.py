@@ -24,12 +24,14 @@ NOOP, STOP, NORTH, SOUTH, EAST, WEST, FIRST_TARGET = range(7)
 MOVES = np.array([[0, 1], [0, -1], [1, 0], [-1, 0]], np.float32)
 """Directions of the actions NORTH to WEST."""
 
+ARRIVED = 0.01
+"""Units this near their goal stand."""
 SETTLE_PASSES = 40
 """Push-apart passes that free units packed too tightly at the start."""
 
 
 Moment = tuple[Units, Minds]
-LoopFunction = Callable[[Int[Array, ""], Moment], Moment]
+LoopFunction = Callable[[Int[Array, ""] | int, Moment], Moment]
 
 
 class Orders(NamedTuple):
@@ -97,8 +99,8 @@ def _settle(arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"]) -> mot
     alive = jnp.ones(x.shape, bool)
     weight = jnp.broadcast_to(arena.is_mobile.astype(jnp.float32), x.shape)
 
-    def one(_, at):
-        return motion.keep_inside(arena, *motion.push_apart(arena, *at, weight, alive))
+    def one(_, at: motion.XY) -> motion.XY:
+        return motion.keep_inside(arena, *motion.push_apart(arena, at[0], at[1], weight, alive))
 
     return jax.lax.fori_loop(0, SETTLE_PASSES, one, motion.keep_inside(arena, x, y))
 
@@ -110,7 +112,7 @@ def _march_goal(arena: Arena, stream: UInt32[Array, " B"]) -> Float[Array, "2 B"
     start = np.array(order.start, np.float32)[:, None]
     end = start if order.end is None else np.array(order.end, np.float32)[:, None]
     part = uniform(stream, np.full((1, 1), 2 * arena.num_units, np.uint32))
-    return start + part * (end - start)
+    return jnp.asarray(start) + part * (end - start)
 
 
 def decode(arena: Arena, units: Units, action: Int[Array, "A B"]) -> Orders:
@@ -136,7 +138,7 @@ def engage(arena: Arena, state: State, orders: Orders) -> tuple[Moment, LoopFunc
     """The moment the orders arrive, and the function from loop number and moment to the next."""
     stream = step_noise(state.seed, state.episode, state.steps + 1)
 
-    def one_loop(loop: Int[Array, ""], now: Moment) -> Moment:
+    def one_loop(loop: Int[Array, ""] | int, now: Moment) -> Moment:
         lot = mix(stream + jnp.asarray(loop, jnp.uint32))
         return _loop(arena, now[0], now[1], orders, state.goal, lot)
 
@@ -173,7 +175,9 @@ def _loop(
     stride, pace = _pace(arena, minds.stride, stands, cap)
     off_x, off_y = motion.heading(arena, units.x, units.y, (goal_x, goal_y), takes_path)
     distance2 = off_x * off_x + off_y * off_y
-    scale = jnp.where(stands, 0.0, jnp.minimum(pace * jax.lax.rsqrt(distance2 + 1e-12), 1.0))
+    has_arrived = distance2 < ARRIVED**2
+    scale = jnp.minimum(pace * jax.lax.rsqrt(jnp.maximum(distance2, 1e-12)), 1.0)
+    scale = jnp.where(stands | has_arrived, 0.0, scale)
     drift = (minds.drift_x, minds.drift_y)
     x, y = motion.move(arena, units.x, units.y, (off_x * scale, off_y * scale), drift, alive)
     x, y = jnp.where(alive, x, units.x), jnp.where(alive, y, units.y)
@@ -350,7 +354,7 @@ def _burst(
     """Blast units that attack or fall go off; those that fall to a blast do so in the next loop."""
     allies, enemies = arena.allies, arena.enemies
     hp = jnp.where(shot & arena.is_blast, 0.0, hp)
-    bursts = arena.is_blast & ((before_hp > 0) & (hp <= 0) | fuse)
+    bursts = ((before_hp > 0) & (hp <= 0) | fuse) & arena.is_blast
     by_allies = combat.count_blasts(
         arena, arena.ally_squads, bursts[allies], distance2, arena.radius[enemies]
     )
@@ -364,7 +368,7 @@ def _burst(
     ally = combat.take_hits(arena, allies, (hp[allies], shield[allies]), by_enemies)
     foe = combat.take_hits(arena, enemies, (hp[enemies], shield[enemies]), by_allies)
     after = jnp.concatenate([ally[0], foe[0]])
-    fuse = arena.is_blast & (hp > 0) & (after <= 0)
+    fuse = (hp > 0) & (after <= 0) & arena.is_blast
     return after, jnp.concatenate([ally[1], foe[1]]), fuse
 
 

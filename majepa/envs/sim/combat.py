@@ -70,7 +70,7 @@ def _beam(
     offsets: tuple[Float[Array, "S T B"], Float[Array, "S T B"]],
     radius: Float[np.ndarray, "T 1"],
 ) -> Bool[Array, "S T B"]:
-    """Whom a beam across its target touches: a thin rectangle at right angles to the line of fire."""
+    """Whom a beam touches: a thin rectangle across the target, square to the line of fire."""
     rules = arena.rules
     dx, dy = offsets[0][squad.rows], offsets[1][squad.rows]
     to_x = jnp.sum(jnp.where(aim, dx, 0.0), 1, keepdims=True)
@@ -131,7 +131,7 @@ def mend(
             [[healer.weapon_range + healer.radius + other.radius] for other in units], np.float32
         )
         is_patient = (target[row][None] == np.arange(len(units))[:, None]) & mends & (hp > 0)
-        is_patient &= (x - x[row]) ** 2 + (y - y[row]) ** 2 <= reach**2
+        is_patient &= (x - x[row][None]) ** 2 + (y - y[row][None]) ** 2 <= reach**2
         missing = jnp.where(is_patient, arena.hp_max[side] - hp, 0.0)
         can_start = (was_healing[row] > 0) | (energy[row] >= rules.heal_start_energy)
         power = jnp.minimum(rules.heal_rate, energy[row] * rules.heal_per_energy)

@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from .arena import Arena
 
 # Ranks of candidates; squared distances, far below the steps between them, order each rank.
-KEPT, HEALER, NEAR, RETALIATION, NOBODY = -2e6, -1e6, 0.0, 1e6, 1e9
+KEPT, HEALER, NEAR, RETALIATION, NOBODY = -2e4, -1e4, 0.0, 1e4, 1e9
+TIE = 1e-3
 
 
 def choose_targets(
@@ -28,15 +29,17 @@ def choose_targets(
     allies = np.arange(arena.num_allies)[:, None, None]
     is_target = target[None] == allies
     in_scan = distance2 <= arena.enemy_scan2
+    # Formations are full of equal distances; the lower number wins, not the rounding error.
+    nearness = distance2 + (TIE * allies).astype(np.float32)
     is_kept = is_target & (ally_aim | (distance2 <= arena.enemy_reach2))
-    rank = jnp.where(ally_aim & arena.enemy_can_hit, distance2 + RETALIATION, NOBODY)
-    rank = jnp.where(in_scan, distance2 + NEAR, rank)
+    rank = jnp.where(ally_aim & arena.enemy_can_hit, nearness + RETALIATION, NOBODY)
+    rank = jnp.where(in_scan, nearness + NEAR, rank)
     is_healer = arena.is_healer[arena.allies]
     if is_healer.any():
         healer_lives = jnp.any(ally_alive & is_healer, axis=0)
         # With a healer about, a target that is none is chosen anew in every loop.
         is_kept &= is_healer[:, None] | ~healer_lives[None, None]
-        rank = jnp.where(in_scan & is_healer[:, None], distance2 + HEALER, rank)
+        rank = jnp.where(in_scan & is_healer[:, None], nearness + HEALER, rank)
     rank = jnp.where(is_kept & arena.enemy_can_hit, KEPT, rank)
     rank = jnp.where(ally_alive[:, None], rank, NOBODY)
     return first_smallest(rank, NOBODY)
@@ -50,7 +53,7 @@ def choose_patients(
     is_fighting: Bool[Array, "E B"],
     target: Int[Array, "E B"],
 ) -> tuple[Int[Array, "E B"], Float[Array, "E B"]]:
-    """Whom each enemy healer mends, the weakest first, and how fast it may fly to stay with them."""
+    """Whom each enemy healer mends, the weakest first, and how fast it may fly to stay near."""
     units = arena.units[arena.enemies]
     new_target, cap = target, jnp.broadcast_to(arena.stride[arena.enemies], x.shape)
     hp_max = arena.hp_max[arena.enemies]
@@ -58,7 +61,7 @@ def choose_patients(
         healer = units[row]
         mends = np.array([[healer.can_heal(other)] for other in units])
         edges = np.array([[healer.radius + other.radius] for other in units], np.float32)
-        distance2 = (x - x[row]) ** 2 + (y - y[row]) ** 2
+        distance2 = (x - x[row][None]) ** 2 + (y - y[row][None]) ** 2
         is_hurt = hp < hp_max
         alive = hp > 0
         is_candidate = mends & alive & (is_hurt | is_fighting)
@@ -73,6 +76,6 @@ def choose_patients(
     return new_target, cap
 
 
-def first_smallest(rank: Float[Array, K *b], limit: float) -> Int[Array, "*b"]:
+def first_smallest(rank: Float[Array, "K ..."], limit: float) -> Int[Array, "..."]:
     """Index of the smallest rank along the first axis, -1 if none is below the limit."""
     return jnp.where(jnp.min(rank, axis=0) < limit, jnp.argmin(rank, axis=0), -1).astype(jnp.int32)

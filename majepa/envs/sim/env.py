@@ -6,7 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool
 
 from ..base import EnvError, EnvSpec, TimeStep
 from . import battle
@@ -31,8 +31,12 @@ class BattleEnv:
         self.interface = Interface(self.arena, self.options)
         self.outcome = Outcome(self.arena, self.options)
 
-    @functools.cached_property
+    @property
     def spec(self) -> EnvSpec:
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> EnvSpec:
         arena, interface = self.arena, self.interface
         return EnvSpec(
             name=f"sim:{arena.scenario.name}",
@@ -52,7 +56,7 @@ class BattleEnv:
             version=SIM_VERSION,
         )
 
-    def reset(self, keys: Key[Array, " B"]) -> tuple[State, TimeStep]:
+    def reset(self, keys: Array) -> tuple[State, TimeStep]:
         if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.ndim != 1:
             raise EnvError(
                 f"reset needs one random key per environment, got {keys.dtype}{keys.shape}; "
@@ -62,7 +66,7 @@ class BattleEnv:
         state = battle.begin(self.arena, seed, jnp.zeros(seed.shape[1], jnp.uint32))
         return self.arrive(state, state, jnp.ones(seed.shape[1], bool), self._walkable)
 
-    def step(self, state: State, action: Int[Array, "B N"]) -> tuple[State, TimeStep]:
+    def step(self, state: State, action: Array) -> tuple[State, TimeStep]:
         batch = state.steps.shape[0]
         self._check_action(action, batch)
         legal = self.legal(state)
@@ -85,7 +89,7 @@ class BattleEnv:
         self, before: State, after: State, is_first: Bool[Array, " B"],
         walkable: Bool[Array, "X Y"],
     ) -> tuple[State, TimeStep]:  # fmt: skip
-        """The row of a transition between two states: all that SMAC's interface adds to a battle."""
+        """The row of a transition between two states: what SMAC's interface adds to a battle."""
         ending = self.outcome.ending(before.units, after.units, after.steps)
         legal = self.interface.legal(after.units, walkable)
         row = self.interface.row(after, legal, ending, is_first)

@@ -17,14 +17,16 @@ from .terrain import FINE, Walls
 
 STUCK = 0.3
 """A unit left with less than this part of its step goes around its blockers."""
-HEAD_ON = 0.5
+HEAD_ON = 0.43
 """Sine of the angle between a unit's way and its blockers below which neither side is nearer."""
 CROWD_MARGIN = 0.6
 """Neighbours within this gap make up the crowd that a blocked unit tries to leave."""
-LOPSIDED = 0.5
+LOPSIDED = 0.37
 """Neighbours by which one side must outweigh the other to count as the crowd's side."""
 SLACK = 0.15
 """Overlap that units in a throng tolerate, as they do in the game."""
+GLANCING = 0.25
+"""Cosine below which running past a neighbour no longer counts as running into it."""
 PUSH_STRENGTH = 0.6
 STANDING_WEIGHT = 1e-3
 """Share of a push that a standing unit takes: next to nothing, unless both stand."""
@@ -112,7 +114,7 @@ def _go_around(arena: Arena, want: XY, step: XY, block: XY, crowd: XY) -> XY:
     (want_x, want_y), (step_x, step_y), (block_x, block_y) = want, step, block
     length2 = want_x * want_x + want_y * want_y
     square = block_x * block_x + block_y * block_y
-    is_stuck = (step_x * step_x + step_y * step_y < STUCK**2 * length2) & (square > 1e-10)
+    is_stuck = (step_x * step_x + step_y * step_y < STUCK**2 * length2) & (square > 1e-6 * length2)
     # Out of the crowd if there is one, else on the side of the goal, else as habit has it.
     outward = block_y * crowd[0] - block_x * crowd[1]
     goalward = block_x * want_y - block_y * want_x
@@ -132,9 +134,12 @@ def _stop_short(
     """Cut steps short before they run into a neighbour, if it goes on as it went."""
     _, _, distance, own, closing = _approach(offsets, step, drift)
     excess = closing - (distance - arena.contact + SLACK)
-    is_blocked = (arena.contact > 0) & alive[None] & (own > 0) & (excess > 0)
-    part = jnp.where(is_blocked, 1.0 - excess / jnp.maximum(own, 1e-6), 1.0)
-    part = jnp.maximum(jnp.min(part, axis=1), 0.0)
+    length = jnp.sqrt(step[0] * step[0] + step[1] * step[1])
+    glancing = jnp.maximum(GLANCING * length, 1e-6)[:, None]
+    head_on = jnp.clip(own / glancing, 0.0, 1.0)
+    cut = head_on * jnp.clip(excess / jnp.maximum(own, glancing), 0.0, 1.0)
+    cut = jnp.where((arena.contact > 0) & alive[None], cut, 0.0)
+    part = 1.0 - jnp.max(cut, axis=1)
     return step[0] * part, step[1] * part
 
 

@@ -16,12 +16,16 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ..base import TimeStep
-from .arena import Arena
+from .arena import TOLERANCE, Arena
 from .battle import FIRST_TARGET, MOVES, NOOP, NORTH, STOP
 from .features import Block, block_of, flat, kinds, one_hot
 from .options import Options
 from .outcome import Ending
 from .state import State, Units
+
+
+NUDGE = 1e-5
+"""Added to a look-ahead before it is truncated to a cell: `TOLERANCE`, for places."""
 
 
 class Interface:
@@ -72,14 +76,15 @@ class Interface:
     ) -> Bool[Array, "A B"]:
         """SMAC's look-ahead: half the move, truncated toward zero, the same grid for every unit."""
         width, height = walkable.shape
-        x, y = (ally.x + dx).astype(jnp.int32), (ally.y + dy).astype(jnp.int32)
+        x = (ally.x + (dx + NUDGE)).astype(jnp.int32)
+        y = (ally.y + (dy + NUDGE)).astype(jnp.int32)
         is_on_map = (x >= 0) & (x < width) & (y >= 0) & (y < height)
         cell = jnp.clip(x, 0, width - 1) * height + jnp.clip(y, 0, height - 1)
         return is_on_map & walkable.reshape(-1).at[cell].get(mode="promise_in_bounds")
 
     def _in_shooting_range(self, ally: Units, other: Units) -> Bool[Array, "A T B"]:
         dx, dy = other.x[None] - ally.x[:, None], other.y[None] - ally.y[:, None]
-        return other.alive[None] & (dx * dx + dy * dy <= self.arena.rules.shoot_range**2)
+        return other.alive[None] & (dx * dx + dy * dy <= self.arena.rules.shoot_range**2 + TOLERANCE)
 
     # Observations.
 
@@ -96,7 +101,7 @@ class Interface:
 
     @functools.cached_property
     def observation_names(self) -> tuple[str, ...]:
-        names = self._names(lambda *blank: self._observation_blocks(*blank))
+        names = self._names(self._observation_blocks)
         return (*names, *(["timestep"] if self.options.obs_timestep_number else []))
 
     def _observation_blocks(
@@ -129,7 +134,7 @@ class Interface:
             **(self._bars(foe, arena.enemies) if self.options.obs_all_health else {}),
             **kinds(self.enemy_types, self.enemy_kinds),
         }
-        is_seen = foe.alive[None] & (distance2 < sight**2)
+        is_seen = foe.alive[None] & (distance2 < sight**2 - TOLERANCE)
         return block_of("enemy", features, dx.shape).where(is_seen)
 
     def _ally_view(self, units: Units, last_action: Int[Array, "A B"]) -> Block:
@@ -147,7 +152,7 @@ class Interface:
         block = block_of("ally", features, dx.shape)
         if self.options.obs_last_action:
             block = block.join(self._last_actions(last_action))
-        return block.where(ally.alive[None] & (distance2 < sight**2)).of_others()
+        return block.where(ally.alive[None] & (distance2 < sight**2 - TOLERANCE)).of_others()
 
     def _own_view(self, units: Units) -> Block:
         ally = _side(units, self.arena.allies)
@@ -244,7 +249,7 @@ class Interface:
     def agent_state(
         self, units: Units, legal: Bool[Array, "A K B"], last_action: Int[Array, "A B"]
     ) -> Float[Array, "A C B"]:
-        """The state MAPPO's critic uses: each agent's view with the fog lifted, its id at the end."""
+        """What MAPPO's critic uses: each agent's view with the fog lifted, its id at the end."""
         alive = units.alive[self.arena.allies][:, None]
         view = jnp.where(alive, flat(self._agent_state_blocks(units, legal, last_action)), 0.0)
         identity = np.eye(self.arena.num_allies, dtype=np.float32)[..., None]
@@ -270,7 +275,7 @@ class Interface:
         ally = _side(units, arena.allies)
         dx, dy, distance2 = _offsets(ally, ally)
         features = {
-            "visible": distance2 < sight**2,
+            "visible": distance2 < sight**2 - TOLERANCE,
             "distance": jnp.sqrt(distance2) / sight,
             "dx": dx / sight,
             "dy": dy / sight,
@@ -291,7 +296,7 @@ class Interface:
             "distance": jnp.sqrt(distance2) / sight,
             "dx": dx / sight,
             "dy": dy / sight,
-            "visible": distance2 < sight**2,
+            "visible": distance2 < sight**2 - TOLERANCE,
             **self._bars(foe, arena.enemies),
             **kinds(self.enemy_types, self.enemy_kinds),
             **self._position(foe),

@@ -77,10 +77,10 @@ class Walls:
     """The nearest wall of every point, or the plain box that all open cells form."""
 
     box: tuple[float, float, float, float] | None
-    """x_from, y_from, x_to, y_to of the open ground if it is a rectangle; no table is needed then."""
+    """x_from, y_from, x_to, y_to of the open ground if it is a rectangle, which needs no table."""
     nearest: Int[np.ndarray, " F"]
     """For each fine cell (x * height * FINE + y): the nearest wall cell, in a frame with a border
-    of one wall cell around the map; for a point inside a wall, the nearest open cell, as -1 - cell."""
+    of one wall cell around the map; inside a wall, -1 minus the nearest open cell."""
     height: int
 
     @classmethod
@@ -93,9 +93,8 @@ class Walls:
         fine = np.repeat(np.repeat(bordered, FINE, 0), FINE, 1)
         cell = np.arange(bordered.size, dtype=np.int32).reshape(bordered.shape)
         fine_cell = np.repeat(np.repeat(cell, FINE, 0), FINE, 1)
-        to_wall = ndimage.distance_transform_edt(fine, return_distances=False, return_indices=True)
-        to_open = ndimage.distance_transform_edt(~fine, return_distances=False, return_indices=True)
-        nearest = np.where(fine, fine_cell[tuple(to_wall)], -1 - fine_cell[tuple(to_open)])
+        nearest_open = fine_cell[_nearest_false(~fine)]
+        nearest = np.where(fine, fine_cell[_nearest_false(fine)], -1 - nearest_open)
         inside = nearest[FINE:-FINE, FINE:-FINE]
         return cls(box if is_box else None, inside.reshape(-1), is_open.shape[1])
 
@@ -181,7 +180,8 @@ PER_CELL = 8
 def _wall_distance(walkable: Bool[np.ndarray, "X Y"]) -> Float[np.ndarray, "X8 Y8"]:
     """Distance to the nearest wall or map edge, negative inside walls."""
     fine = np.repeat(np.repeat(np.pad(walkable, 1), PER_CELL, 0), PER_CELL, 1)
-    depth = ndimage.distance_transform_edt(fine) - ndimage.distance_transform_edt(~fine)
+    to_wall = np.asarray(ndimage.distance_transform_edt(fine))
+    depth = to_wall - np.asarray(ndimage.distance_transform_edt(~fine))
     return depth[PER_CELL:-PER_CELL, PER_CELL:-PER_CELL] / PER_CELL
 
 
@@ -191,5 +191,10 @@ def _nearest_node(
     """For every cell, the walkable cell nearest to it."""
     number = np.full(walkable.shape, -1)
     number[tuple(nodes.T)] = np.arange(len(nodes))
-    nearest = ndimage.distance_transform_edt(~walkable, return_distances=False, return_indices=True)
-    return number[tuple(nearest)].reshape(-1)
+    return number[_nearest_false(~walkable)].reshape(-1)
+
+
+def _nearest_false(grid: Bool[np.ndarray, "X Y"]) -> tuple[np.ndarray, ...]:
+    """Coordinates of the nearest false entry, for every entry."""
+    found = ndimage.distance_transform_edt(grid, return_distances=False, return_indices=True)
+    return tuple(np.asarray(found))

@@ -57,7 +57,7 @@ class UnitType:
     damage_point: int = 0
     """Loops of wind-up before a shot lands; a unit that turns away first loses the shot."""
     acquire: float | None = None
-    """How far it looks for targets on its own; None: the rules' range, or the weapon's if longer."""
+    """How far it looks for targets; None: the rules' range, or the weapon's if that is longer."""
 
     energy: float = 0.0
     energy_max: float = 0.0
