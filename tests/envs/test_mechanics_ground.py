@@ -231,6 +231,24 @@ def test_a_zergling_runs_through_the_corridor():
     assert (np.asarray(state.units.hp)[0] == 100).all()
 
 
+def test_five_zealots_block_the_choke():
+    """It is four cells wide at y = 13; five discs of 0.75 leave gaps of 0.0625 to pass through."""
+    env = env_of("corridor")
+    state = begin(env, MAP_BATCH)
+    changes: dict[tuple[str, int, int], float] = {}
+    for lane in range(MAP_BATCH):
+        changes["hp", 5, lane] = 0.0
+        for i in range(5):
+            changes["x", i, lane], changes["y", i, lane] = 11.375 + 0.8125 * i, 13.0
+            changes["hp", i, lane] = 1e5
+    state = put(state, changes)
+    for _ in range(40):
+        state, _ = stepper(env)(state, jnp.full((MAP_BATCH, 6), STOP))
+        assert np.asarray(state.units.y)[6:].min() > 12.5
+    bitten = 5e5 - np.asarray(state.units.hp)[:5].sum(0)
+    assert (bitten > 500).all()  # they all came
+
+
 # Collisions in the open, loop by loop.
 
 
@@ -248,6 +266,9 @@ def bumps() -> dict:
                 [At(name, 13, 16, "east"), At("dummy", 16, 17.05)], [At("zealot", 16, 16)]
             )
             lanes["wall", name] = Lane([At(name, 2, 16, "west")], far)
+    lanes["corpse"] = Lane(
+        [At("zealot", 13, 16, "east"), At("zealot", 15, 16, hp=0), At("stalker", 17, 16, hp=0)], far
+    )
     lanes["air"] = Lane([At("medivac", 12, 16, "east"), At("medivac", 16, 16)], far)
     lanes["stack"] = Lane([At("zergling", 16, 16, "east"), At("zergling", 16, 16, "east")], far)
     return film(LOOPS, lanes, 60)
@@ -286,6 +307,12 @@ def test_the_edge_of_the_map_is_a_wall(name: str):
     track = bumps()["wall", name].allies[0]
     assert track.x.min() >= SPEC[name].separation - 1e-3
     np.testing.assert_allclose(track.y, 16, atol=1e-3)
+
+
+def test_the_dead_are_in_nobodys_way():
+    walker = bumps()["corpse"].allies[0]
+    np.testing.assert_allclose(walker.x, 13 + np.arange(61) * 2.25 / 16, atol=1e-3)
+    np.testing.assert_allclose(walker.y, 16, atol=1e-3)
 
 
 def test_flyers_bump_into_flyers():

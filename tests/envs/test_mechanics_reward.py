@@ -122,7 +122,27 @@ def test_the_dead_are_counted_once():
 
 
 def test_a_win_is_worth_twenty_in_all():
-    """Three stalkers on five zealots with shields down: no recovery, no regeneration."""
+    """Where nothing recovers, whatever the way there. Sturdy marines win for certain."""
+    env = env_of("3m")
+    state = begin(env, MAP_BATCH)
+    hp = np.array(state.units.hp)
+    hp[:3] = 500.0
+    state = state._replace(units=state.units._replace(hp=jnp.asarray(hp)))
+    action = jnp.ones((MAP_BATCH, 3), jnp.int32)
+    total, over, steps = np.zeros(MAP_BATCH), np.zeros(MAP_BATCH, bool), 0
+    while not over.all():
+        state, outcome = stepper(env)(state, action)
+        total += np.where(over, 0, outcome.reward)
+        over |= np.asarray(outcome.is_last)
+        can_shoot = np.asarray(outcome.legal)[:, :, 6:]
+        action = jnp.asarray(np.where(can_shoot.any(-1), 6 + can_shoot.argmax(-1), 1))
+        steps += 1
+    assert steps < 60
+    np.testing.assert_allclose(total, 20, rtol=1e-5)
+
+
+def test_reward_of_the_winning_step():
+    """Three stalkers on the last of five zealots."""
     env = env_of("3s_vs_5z")
     assert env.outcome.max_reward == 5 * 10 + 200 + 5 * (100 + 50)
     state = begin(env, MAP_BATCH)

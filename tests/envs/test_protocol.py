@@ -156,7 +156,7 @@ class TestEpisodeEnds:
         for _ in range(200):
             action = policy(row.observation, row.legal, jax.random.key(0))
             state, row = step(state, action)
-            episodes[-1] += np.asarray(row.state[0]).tobytes()
+            episodes[-1] += np.asarray(state.units.cooldown).tobytes()
             if row.is_last[0]:
                 episodes.append(b"")
         assert len(episodes) > 3 and len(set(episodes)) == len(episodes)

@@ -66,10 +66,10 @@ def count_shots(
 def _beam(
     arena: Arena,
     squad: Squad,
-    aim: Bool[Array, "S T B"],
+    aim: Bool[Array, "K T B"],
     offsets: tuple[Float[Array, "S T B"], Float[Array, "S T B"]],
     radius: Float[np.ndarray, "T 1"],
-) -> Bool[Array, "S T B"]:
+) -> Bool[Array, "K T B"]:
     """Whom a beam touches: a thin rectangle across the target, square to the line of fire."""
     rules = arena.rules
     dx, dy = offsets[0][squad.rows], offsets[1][squad.rows]

@@ -23,7 +23,7 @@ CROWD_MARGIN = 0.6
 """Neighbours within this gap make up the crowd that a blocked unit tries to leave."""
 LOPSIDED = 0.37
 """Neighbours by which one side must outweigh the other to count as the crowd's side."""
-SLACK = 0.15
+SLACK = 0.12
 """Overlap that units in a throng tolerate, as they do in the game."""
 GLANCING = 0.25
 """Cosine below which running past a neighbour no longer counts as running into it."""

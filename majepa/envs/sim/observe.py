@@ -23,7 +23,6 @@ from .options import Options
 from .outcome import Ending
 from .state import State, Units
 
-
 NUDGE = 1e-5
 """Added to a look-ahead before it is truncated to a cell: `TOLERANCE`, for places."""
 
@@ -84,7 +83,9 @@ class Interface:
 
     def _in_shooting_range(self, ally: Units, other: Units) -> Bool[Array, "A T B"]:
         dx, dy = other.x[None] - ally.x[:, None], other.y[None] - ally.y[:, None]
-        return other.alive[None] & (dx * dx + dy * dy <= self.arena.rules.shoot_range**2 + TOLERANCE)
+        return other.alive[None] & (
+            dx * dx + dy * dy <= self.arena.rules.shoot_range**2 + TOLERANCE
+        )
 
     # Observations.
 
