@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ def ours(map_name: str, envs: int, steps: int) -> tuple[Callable, Callable]:
 
 
 def smax(map_name: str, envs: int, steps: int) -> tuple[Callable, Callable]:
-    with contextlib.redirect_stdout(io.StringIO()):  # jaxmarl prints when imported
+    with silent_stdout():
         from jaxmarl.environments.smax import HeuristicEnemySMAX, map_name_to_scenario
 
     env = HeuristicEnemySMAX(scenario=map_name_to_scenario(map_name))
@@ -71,6 +72,21 @@ def smax(map_name: str, envs: int, steps: int) -> tuple[Callable, Callable]:
         return jax.lax.scan(step, (carry, jnp.float32(0)), keys)[0]
 
     return start, play
+
+
+@contextlib.contextmanager
+def silent_stdout() -> Iterator[None]:
+    """jaxmarl prints when imported, past any replacement of `sys.stdout`."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def random_legal(legal: jax.Array, key: jax.Array) -> jax.Array:

@@ -91,7 +91,7 @@ def _fighter(spec: EnvSpec, *, prefer: str, keeps_away: bool) -> Policy:
         score = distance if prefer == "distance" else view.enemy_strength(observation)
         target = jnp.argmin(jnp.where(can_target, score, jnp.inf), axis=-1)
         patient = view.weakest_patient(observation, can_target)
-        target = jnp.where(view.is_healer, patient, target) + view.first_target
+        target = jnp.where(view.is_healer[None], patient, target) + view.first_target
         action = jnp.where(jnp.any(can_target, axis=-1), target, action)
         if keeps_away:
             retreat = _walk(-toward_x, -toward_y, legal, view.moves)
@@ -138,10 +138,10 @@ class _View:
         own = np.eye(agents, dtype=bool)
         is_before = np.arange(agents)[None] < np.arange(agents)[:, None]
         spread = jnp.where(
-            is_before, jnp.pad(health, ((0, 0), (0, 0), (0, 1))),
+            is_before[None], jnp.pad(health, ((0, 0), (0, 0), (0, 1))),
             jnp.pad(health, ((0, 0), (0, 0), (1, 0))),
         )  # fmt: skip
-        ok = can_target[..., :agents] & ~own
+        ok = can_target[..., :agents] & ~own[None]
         return jnp.argmin(jnp.where(ok, spread, jnp.inf), axis=-1)
 
     def _columns(self, prefix: str, feature: str) -> Int[np.ndarray, " K"]:
@@ -162,7 +162,7 @@ def _walk(
 def _look_out(view: _View, legal: Legal, key: PRNGKeyArray) -> Int[Array, "B N"]:
     """Nobody in sight: mostly wait, for enemies tend to come, and now and then take a step."""
     key_step, key_where = jax.random.split(key)
-    is_move = np.isin(np.arange(legal.shape[-1]), view.moves)
+    is_move = np.isin(np.arange(legal.shape[-1]), view.moves)[None, None]
     steps = jax.random.uniform(key_step, legal.shape[:2]) < RESTLESS
     can_step = steps[..., None] & legal & is_move
     waits = jnp.where(legal[..., view.stop], view.stop, view.spec.noop_index)

@@ -68,7 +68,8 @@ def choose_patients(
         is_candidate &= distance2 <= (arena.acquire_range(healer) + edges) ** 2
         in_reach = distance2 <= (healer.weapon_range + edges) ** 2
         is_kept = (target[row][None] == np.arange(len(units))[:, None]) & alive & is_hurt & in_reach
-        rank = jnp.where(is_candidate, hp, NOBODY)
+        # The unhurt are only followed, into the fight where they will be.
+        rank = jnp.where(is_candidate, jnp.where(is_hurt, hp, hp + RETALIATION), NOBODY)
         choice = first_smallest(jnp.where(is_kept, KEPT, rank), NOBODY)
         slowest = jnp.min(jnp.where(is_candidate, arena.stride[arena.enemies], jnp.inf), axis=0)
         new_target = new_target.at[row].set(choice)

@@ -1,0 +1,50 @@
+"""The shape of the package: what imports what, and what importing does."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import majepa
+
+PACKAGE = Path(majepa.__file__).parent
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of ours that a file imports, as dotted names."""
+    parts = ("majepa", *path.relative_to(PACKAGE).with_suffix("").parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = list(parts[: -node.level]) if node.level else []
+            module = [*base, *([node.module] if node.module else [])]
+            found |= {".".join([*module, alias.name]) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("majepa")}
+
+
+def test_the_simulator_stands_on_the_protocol_alone():
+    for path in (PACKAGE / "envs" / "sim").glob("*.py"):
+        for name in imports_of(path):
+            assert name.startswith(("majepa.envs.sim", "majepa.envs.base")), f"{path.name}: {name}"
+
+
+def test_environments_do_not_look_up():
+    for path in (PACKAGE / "envs").rglob("*.py"):
+        for name in imports_of(path):
+            assert name.startswith("majepa.envs"), f"{path}: {name}"
+
+
+def test_importing_prints_nothing_and_starts_no_device_work():
+    code = (
+        "import majepa, majepa.envs, majepa.cli\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+        "import sys\n"
+        "assert not {'pettingzoo', 'gymnasium', 'matplotlib', 'imageio'} & set(sys.modules)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
