@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from skirmish import LOOPS, NEVER, SPEC, STEPS, At, Lane, Track, film
+
+from majepa.envs.sim import SCENARIOS, BattleEnv
+from majepa.envs.sim.enemy import choose_patients
 
 PROTOSS = tuple(name for name, sheet in SPEC.items() if sheet.shield)
 ZERG = tuple(name for name, sheet in SPEC.items() if sheet.race == "zerg")
@@ -405,3 +409,24 @@ def test_medivacs_start_with_fifty_energy():
         track = getattr(film(LOOPS, {0: lane}, 1)[0], side)[0]
         assert track.energy[0] == 50
         assert track.energy[1] == pytest.approx(50 + GAIN)
+
+
+def test_an_enemy_medivac_goes_to_the_hurt_before_those_who_only_fight():
+    arena = BattleEnv(SCENARIOS["MMM"]).arena
+    marine, marauder, medivac = 0, 7, 9
+    assert [arena.units[arena.enemies][row].name for row in (marine, marauder, medivac)] == [
+        "marine",
+        "marauder",
+        "medivac",
+    ]
+    place = np.full((10, 3), 3.0, np.float32)
+    place[[marine, marauder, medivac]] = 20.0
+    hp = np.array(arena.hp_max[arena.enemies] * np.ones((1, 3)), np.float32)
+    # A fighting marine has 45 left, fewer than the marauder: hurt, nobody hurt, nobody fighting.
+    hp[marauder, 0] = 100.0
+    is_fighting = np.zeros((10, 3), bool)
+    is_fighting[marine, :2] = True
+    nobody = np.full((10, 3), -1, np.int32)
+    arguments = (place, place, hp, is_fighting, nobody)
+    patient, _ = choose_patients(arena, *(jnp.asarray(argument) for argument in arguments))
+    assert list(np.asarray(patient[medivac])) == [marauder, marine, -1]
