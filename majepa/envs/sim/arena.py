@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from .maps import Hold, Hunt, Scenario
+from .maps import AttackMove, Hunt, Scenario
 from .terrain import Walls, path_table, walls_of
 from .units import LOOPS_PER_SECOND, Rules, UnitType
 
@@ -227,7 +227,8 @@ class Arena:
 
     @property
     def enemy_marches(self) -> bool:
-        return not isinstance(self.scenario.order, Hold)
+        """Whether enemies without a target walk on."""
+        return isinstance(self.scenario.order, AttackMove)
 
 
 def as_slice(rows: Int[np.ndarray, " K"]) -> slice | Int[np.ndarray, " K"]:

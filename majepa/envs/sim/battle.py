@@ -169,24 +169,18 @@ def _loop(
 ) -> tuple[Units, Minds]:  # fmt: skip
     alive = units.alive
     aim, minds, cap = _take_aim(arena, units, minds)
-    goal_x, goal_y, stands, attacks, takes_path = _intentions(
-        arena, units, minds, aim, orders, march
-    )
-    stride, pace = _pace(arena, minds.stride, stands, cap)
-    off_x, off_y = motion.heading(arena, units.x, units.y, (goal_x, goal_y), takes_path)
-    distance2 = off_x * off_x + off_y * off_y
-    has_arrived = distance2 < ARRIVED**2
-    scale = jnp.minimum(pace * jax.lax.rsqrt(jnp.maximum(distance2, 1e-12)), 1.0)
-    scale = jnp.where(stands | has_arrived, 0.0, scale)
+    plan = _plan(arena, units, minds, aim, orders, march)
+    stride, pace = _pace(arena, minds.stride, plan.stands, cap)
+    want = _want(arena, units, plan, pace)
     drift = (minds.drift_x, minds.drift_y)
-    x, y = motion.move(arena, units.x, units.y, (off_x * scale, off_y * scale), drift, alive)
+    x, y = motion.move(arena, units.x, units.y, want, drift, alive)
     x, y = jnp.where(alive, x, units.x), jnp.where(alive, y, units.y)
 
     hp, shield, energy, calm = combat.recover(
         arena, units.hp, units.shield, units.energy, minds.calm
     )
     cooldown = jnp.maximum(units.cooldown - 1.0, 0.0)
-    is_ready = attacks & (cooldown <= 0)
+    is_ready = plan.attacks & (cooldown <= 0)
     shoots = is_ready & (minds.windup >= arena.damage_point)
     windup = jnp.where(is_ready & ~shoots, minds.windup + 1.0, 0.0)
 
@@ -243,10 +237,20 @@ def _take_aim(arena: Arena, units: Units, minds: Minds) -> tuple[_Aim, Minds, Fl
     return _Aim(dx, dy, distance2, ally_aim, enemy_aim), minds, cap
 
 
-def _intentions(
+class _Plan(NamedTuple):
+    """What every unit is up to in one loop."""
+
+    goal_x: Float[Array, "U B"]
+    goal_y: Float[Array, "U B"]
+    stands: Bool[Array, "U B"]
+    attacks: Bool[Array, "U B"]
+    takes_path: Bool[Array, "U B"]
+    """Walks around walls; agents' move orders go straight."""
+
+
+def _plan(
     arena: Arena, units: Units, minds: Minds, aim: _Aim, orders: Orders, march: Float[Array, "2 B"]
-):
-    """Where each unit wants to be, who stands, who attacks, who walks around walls."""
+) -> _Plan:
     allies, enemies, alive = arena.allies, arena.enemies, units.alive
     ally_has = jnp.any(aim.ally, axis=1)
     ally_hits = jnp.any(aim.ally & (aim.distance2 <= arena.ally_reach2), axis=1)
@@ -276,12 +280,22 @@ def _intentions(
     takes_path = jnp.concatenate([ally_has, jnp.ones(enemy_has.shape, bool)])
     stands = in_reach | ~walks | ~alive
     attacks = in_reach & alive & ~arena.is_healer
-    return goal_x, goal_y, stands, attacks, takes_path
+    return _Plan(goal_x, goal_y, stands, attacks, takes_path)
 
 
-def _follow_patients(arena: Arena, side: slice, units: Units, minds: Minds, plan):
+def _want(arena: Arena, units: Units, plan: _Plan, pace: Float[Array, "U B"]) -> motion.XY:
+    """The step each unit would take in this loop if nobody were in its way."""
+    goal = (plan.goal_x, plan.goal_y)
+    off_x, off_y = motion.heading(arena, units.x, units.y, goal, plan.takes_path)
+    distance2 = off_x * off_x + off_y * off_y
+    scale = jnp.minimum(pace * jax.lax.rsqrt(jnp.maximum(distance2, 1e-12)), 1.0)
+    scale = jnp.where(plan.stands | (distance2 < ARRIVED**2), 0.0, scale)
+    return off_x * scale, off_y * scale
+
+
+def _follow_patients(arena: Arena, side: slice, units: Units, minds: Minds, errand):
     """Healers go to those they mend and stand once in reach."""
-    goal_x, goal_y, has, hits = plan
+    goal_x, goal_y, has, hits = errand
     x, y, alive = units.x[side], units.y[side], units.alive[side]
     members = arena.units[side]
     for row in np.flatnonzero([unit.is_healer for unit in members]):

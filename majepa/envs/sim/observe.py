@@ -129,9 +129,7 @@ class Interface:
         dx, dy, distance2 = _offsets(ally, foe)
         features = {
             "attackable": legal[:, FIRST_TARGET:],
-            "distance": jnp.sqrt(distance2) / sight,
-            "dx": dx / sight,
-            "dy": dy / sight,
+            **_bearing(dx, dy, distance2, sight),
             **(self._bars(foe, arena.enemies) if self.options.obs_all_health else {}),
             **kinds(self.enemy_types, self.enemy_kinds),
         }
@@ -144,9 +142,7 @@ class Interface:
         dx, dy, distance2 = _offsets(ally, ally)
         features = {
             "visible": jnp.ones_like(dx),
-            "distance": jnp.sqrt(distance2) / sight,
-            "dx": dx / sight,
-            "dy": dy / sight,
+            **_bearing(dx, dy, distance2, sight),
             **(self._bars(ally, arena.allies) if self.options.obs_all_health else {}),
             **kinds(self.types, self.ally_kinds),
         }
@@ -277,9 +273,7 @@ class Interface:
         dx, dy, distance2 = _offsets(ally, ally)
         features = {
             "visible": distance2 < sight**2 - TOLERANCE,
-            "distance": jnp.sqrt(distance2) / sight,
-            "dx": dx / sight,
-            "dy": dy / sight,
+            **_bearing(dx, dy, distance2, sight),
             "readiness": self._readiness(ally),
             **self._bars(ally, arena.allies),
             **self._position(ally),
@@ -294,9 +288,7 @@ class Interface:
         dx, dy, distance2 = _offsets(ally, foe)
         features = {
             "attackable": legal[:, FIRST_TARGET:],
-            "distance": jnp.sqrt(distance2) / sight,
-            "dx": dx / sight,
-            "dy": dy / sight,
+            **_bearing(dx, dy, distance2, sight),
             "visible": distance2 < sight**2 - TOLERANCE,
             **self._bars(foe, arena.enemies),
             **kinds(self.enemy_types, self.enemy_kinds),
@@ -375,6 +367,10 @@ def legalise(
 
 def _side(units: Units, rows: slice) -> Units:
     return Units(*(field[rows] for field in units))
+
+
+def _bearing(dx: Array, dy: Array, distance2: Array, sight: float) -> dict[str, Array]:
+    return {"distance": jnp.sqrt(distance2) / sight, "dx": dx / sight, "dy": dy / sight}
 
 
 def _offsets(ally: Units, other: Units):
