@@ -64,10 +64,11 @@ def main() -> None:
                 "without StarCraft II. Start with `majepa maps`, then `majepa watch 2s3z`."
             ),
         )
-    except EnvError as error:
-        sys.exit(f"majepa: {error}")
     except BrokenPipeError:
         sys.exit(0)
+    except (EnvError, OSError) as error:
+        print(f"majepa: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -68,11 +68,12 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("watch", "2s4z"), "did you mean 2s3z"),
         (("watch", "3m", "--policy", "nearst"), "did you mean nearest"),
         (("watch", "3m", "--out", "battle.avi"), ".gif"),
+        (("watch", "3m", "--out", "/proc/battle.gif"), "/proc"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments, message):
     result = majepa(*arguments)
-    assert result.returncode != 0
+    assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

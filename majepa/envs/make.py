@@ -10,6 +10,8 @@ from .base import Env, EnvError
 
 def make_env(name: str) -> Env:
     """`family:map`; a bare map name means the embedded simulator, `sim:`."""
+    if not isinstance(name, str):
+        raise EnvError(f"an environment is named by a string such as '2s3z', not {name!r}")
     family, colon, map_name = name.strip().rpartition(":")
     if not colon:
         family = "sim"

@@ -476,3 +476,25 @@ def test_a_battle_of_eight_loops_is_eight_battles_of_one_loop():
         for field in ("x", "y", "hp", "shield"):
             got, expected = getattr(one, field)[::8], getattr(other, field)
             np.testing.assert_allclose(got, expected, atol=1e-3, err_msg=field)
+
+
+def test_a_colossus_on_the_cliff_is_attacked_from_either_side():
+    env = BattleEnv(SCENARIOS["2c_vs_64zg"])
+    state, _ = jax.jit(env.reset)(jax.random.split(jax.random.key(0), 2))
+    units = state.units
+    # The first colossus stands on the ravine; a few zerglings north of it in one battle, south of it
+    # in the other; everybody else is far away or dead.
+    x, y, hp = (np.array(column) for column in (units.x, units.y, units.hp))
+    hp[1], hp[10:] = 0, 0
+    x[0], y[0] = 16.0, 12.5
+    x[2:10] = np.arange(8)[:, None] + 12.5
+    y[2:10] = np.array([15.5, 9.5])
+    state = state._replace(
+        units=units._replace(x=jnp.asarray(x), y=jnp.asarray(y), hp=jnp.asarray(hp))
+    )
+    step = jax.jit(env.step)
+    for _ in range(4):
+        state, row = step(state, jnp.array([[1, 0], [1, 0]], jnp.int32))
+    assert (np.asarray(state.units.vitality[0]) < 350).all()
+    assert (np.asarray(state.units.y[2:10, 0]) > 12).all()
+    assert (np.asarray(state.units.y[2:10, 1]) < 13).all()

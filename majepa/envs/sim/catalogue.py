@@ -40,8 +40,8 @@ def print_catalogue() -> None:
         title=f"Maps of the embedded simulator (rules {SIM_VERSION})", header_style="bold"
     )
     table.add_column("map", no_wrap=True)
-    for column in ("agents", "enemies", "limit", "actions", "observation", "state"):
-        table.add_column(column, justify="right")
+    for column in ("agents", "foes", "limit", "acts", "obs", "state"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("who fights whom")
     for entry in catalogue():
         numbers = ("agents", "enemies", "limit", "actions", "observation", "state")

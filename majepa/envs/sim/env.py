@@ -20,12 +20,21 @@ from .state import State, seeds_from
 from .units import SIM_VERSION, Rules
 
 
+LEAST_BATCH = 16
+"""Smaller batches are computed in this size: compilers lay out tiny arrays differently, and with them
+the rounding errors that make two runs of one battle part."""
+
+
 class BattleEnv:
     """Batches of one scenario. `reset` and `step` are pure; jit them, or what calls them."""
 
     def __init__(
         self, scenario: Scenario, *, rules: Rules | None = None, options: Options | None = None
     ):
+        if not isinstance(scenario, Scenario):
+            raise EnvError(
+                f"BattleEnv takes a Scenario, not {scenario!r}; for a map by name use make_env"
+            )
         self.arena = Arena(scenario, rules or Rules())
         self.options = options or Options()
         self.interface = Interface(self.arena, self.options)
@@ -69,6 +78,8 @@ class BattleEnv:
     def step(self, state: State, action: Array) -> tuple[State, TimeStep]:
         batch = state.steps.shape[0]
         self._check_action(action, batch)
+        if batch < LEAST_BATCH:
+            return self._step_few(state, action)
         legal = self.legal(state)
         order, num_illegal = legalise(action.T.astype(jnp.int32), legal)
         units, minds = battle.fight(
@@ -81,6 +92,20 @@ class BattleEnv:
         fresh = battle.begin_again(self.arena, state)
         after = _choose(state.is_over, fresh, fought)
         return self.arrive(state, after, state.is_over, self._walkable)
+
+    def _step_few(self, state: State, action: Array) -> tuple[State, TimeStep]:
+        """A small batch, filled up with copies of its last battle."""
+        batch = state.steps.shape[0]
+        spare = LEAST_BATCH - batch
+
+        def fill(leaf: Array) -> Array:
+            return jnp.concatenate([leaf, jnp.repeat(leaf[..., -1:], spare, axis=-1)], axis=-1)
+
+        state, row = self.step(jax.tree.map(fill, state), fill(action.T).T)
+        return (
+            jax.tree.map(lambda leaf: leaf[..., :batch], state),
+            jax.tree.map(lambda leaf: leaf[:batch], row),
+        )
 
     def legal(self, state: State) -> Bool[Array, "A K B"]:
         return self.interface.legal(state.units, self._walkable)

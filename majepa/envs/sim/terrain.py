@@ -109,6 +109,7 @@ CLEARANCE = 0.45
 GRAZE = 0.3
 """Walls that cut no deeper than this into any straight walk are slid along: no path is needed."""
 MAX_PATH_CELLS = 2048
+MAX_MAP_CELLS = 64 * 64
 
 
 @functools.cache
@@ -122,7 +123,7 @@ def path_table(terrain: Terrain) -> Int[np.ndarray, "C C"] | None:
     nodes = np.argwhere(walkable)
     if walls_of(terrain, False).box or _straight_walks(walkable, nodes, -GRAZE).all():
         return None
-    if len(nodes) > MAX_PATH_CELLS:
+    if len(nodes) > MAX_PATH_CELLS or walkable.size > MAX_MAP_CELLS:
         raise ValueError(
             f"path tables are made for up to {MAX_PATH_CELLS} walkable cells; this "
             f"terrain has walls in the way and {len(nodes)}. Use a smaller map, or "
@@ -141,7 +142,17 @@ def path_table(terrain: Terrain) -> Int[np.ndarray, "C C"] | None:
     hop = np.where(hop < 0, np.arange(len(nodes))[None, :], hop)
     node_cell = (nodes[:, 0] * height + nodes[:, 1]).astype(np.int32)
     snapped = _nearest_node(walkable, nodes)
-    return node_cell[hop][snapped[:, None], snapped[None, :]].astype(np.int16)
+    table = node_cell[hop][snapped[:, None], snapped[None, :]]
+    here = np.arange(len(nodes))
+    for x, y in np.argwhere(~walkable):
+        # Somebody may stand where this walker cannot, a colossus on a cliff: come from this side.
+        beside = np.flatnonzero(np.abs(nodes - (x, y)).max(axis=1) <= 1)
+        if len(beside):
+            best = beside[np.argmin(distance[:, beside], axis=1)]
+            goal = x * height + y
+            way = np.where(visible[here, best], goal, node_cell[hop[here, best]])
+            table[:, goal] = way[snapped]
+    return table.astype(np.int16)
 
 
 def _fill(spans: tuple[Span, ...], width: int, height: int) -> Bool[np.ndarray, "X Y"]:

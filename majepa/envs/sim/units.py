@@ -75,6 +75,8 @@ class UnitType:
             for field in ("speed", "shield", "armour", "damage", "weapon_range", "damage_point")
             if getattr(self, field) < 0
         ]
+        if self.weapon in ("shot", "beam", "blast") and not self.damage > 0:
+            problems.append(f"damage is {self.damage} with the weapon {self.weapon!r}")
         if self.weapon in ("shot", "beam") and self.period <= self.damage_point:
             problems.append(
                 f"period {self.period} does not exceed damage_point {self.damage_point}"
@@ -136,8 +138,12 @@ class Rules:
     """Units start up to this far from their spawn points, along each axis."""
 
     def __post_init__(self) -> None:
-        if self.loops_per_step < 1:
-            raise ValueError(f"loops_per_step must be at least 1, not {self.loops_per_step}")
+        if self.loops_per_step < 1 or self.loops_per_step != int(self.loops_per_step):
+            raise ValueError(
+                f"loops_per_step must be a whole number of at least 1, not {self.loops_per_step}"
+            )
+        if self.spawn_jitter < 0:
+            raise ValueError(f"spawn_jitter must be at least 0, not {self.spawn_jitter}")
         if not self.move_amount > 0:
             raise ValueError(f"move_amount must be positive, not {self.move_amount}")
         if self.weapon_jitter[0] > self.weapon_jitter[1]:
