@@ -482,8 +482,8 @@ def test_a_colossus_on_the_cliff_is_attacked_from_either_side():
     env = BattleEnv(SCENARIOS["2c_vs_64zg"])
     state, _ = jax.jit(env.reset)(jax.random.split(jax.random.key(0), 2))
     units = state.units
-    # The first colossus stands on the ravine; a few zerglings north of it in one battle, south of it
-    # in the other; everybody else is far away or dead.
+    # The first colossus stands on the ravine, eight zerglings north of it in one battle and south
+    # of it in the other; everybody else is dead.
     x, y, hp = (np.array(column) for column in (units.x, units.y, units.hp))
     hp[1], hp[10:] = 0, 0
     x[0], y[0] = 16.0, 12.5
@@ -494,7 +494,7 @@ def test_a_colossus_on_the_cliff_is_attacked_from_either_side():
     )
     step = jax.jit(env.step)
     for _ in range(4):
-        state, row = step(state, jnp.array([[1, 0], [1, 0]], jnp.int32))
+        state, _ = step(state, jnp.array([[1, 0], [1, 0]], jnp.int32))
     assert (np.asarray(state.units.vitality[0]) < 350).all()
     assert (np.asarray(state.units.y[2:10, 0]) > 12).all()
     assert (np.asarray(state.units.y[2:10, 1]) < 13).all()

@@ -94,7 +94,7 @@ def test_a_batch_equals_its_single_environments(map_name, key):
 
 @pytest.mark.parametrize("map_name", ["corridor", "bane_vs_bane"])
 def test_a_crowded_battle_runs_alone_as_in_a_batch(map_name, key):
-    """Free-running, over a whole clash of crowds, where rounding errors would grow a thousandfold."""
+    """Free-running through a clash of crowds, where rounding errors grow a thousandfold."""
     keys = jax.random.split(key, 24)
     reset, step, _ = compiled(map_name)
     rows, actions = play(map_name, keys, 30)

@@ -19,10 +19,9 @@ from .outcome import Outcome
 from .state import State, seeds_from
 from .units import SIM_VERSION, Rules
 
-
 LEAST_BATCH = 16
-"""Smaller batches are computed in this size: compilers lay out tiny arrays differently, and with them
-the rounding errors that make two runs of one battle part."""
+"""Smaller batches are computed in this size: compilers lay out tiny arrays differently, and so make
+other rounding errors, from which two runs of one battle part."""
 
 
 class BattleEnv:
