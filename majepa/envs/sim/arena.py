@@ -36,6 +36,19 @@ class Squad:
     """Damage of one hit on each opponent, before shields and armour."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Healer:
+    """One healer and what it can do for each member of its side."""
+
+    row: int
+    """Where it stands within its side."""
+    mends: Bool[np.ndarray, "S 1"]
+    reach2: Float[np.ndarray, "S 1"]
+    """Squared centre distance at which it heals."""
+    scan2: Float[np.ndarray, "S 1"]
+    """Squared centre distance within which it looks for the hurt."""
+
+
 class Arena:
     """Everything constant about one battle. Hashed by identity: one instance, one compilation."""
 
@@ -190,6 +203,27 @@ class Arena:
         total = self.separation + self.separation.T
         touching = np.array(same_plane) & ~np.eye(self.num_units, dtype=bool)
         return np.where(touching, total, -1.0).astype(np.float32)[..., None]
+
+    # Healers.
+
+    @functools.cached_property
+    def ally_healers(self) -> tuple[Healer, ...]:
+        return tuple(self._healers(self.units[self.allies]))
+
+    @functools.cached_property
+    def enemy_healers(self) -> tuple[Healer, ...]:
+        return tuple(self._healers(self.units[self.enemies]))
+
+    def _healers(self, side: tuple[UnitType, ...]) -> Iterator[Healer]:
+        for row, unit in enumerate(side):
+            if unit.is_healer:
+                look = self.acquire_range(unit) + unit.radius
+                yield Healer(
+                    row=row,
+                    mends=np.array([[unit.can_heal(other)] for other in side]),
+                    reach2=np.array([[_square(_reach(unit, b))] for b in side], np.float32),
+                    scan2=np.array([[_square(look + b.radius)] for b in side], np.float32),
+                )
 
     # Squads.
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from . import combat, enemy, motion
-from .arena import Arena, Column
+from .arena import Arena, Column, Healer
 from .maps import AttackMove
 from .state import Minds, State, Units, mix, step_noise, uniform
 
@@ -194,10 +194,10 @@ def _loop(
     cooldown = jnp.where(shot, arena.rest + _jitter(arena, stream), cooldown)
 
     if arena.is_healer.any():
-        for side in (arena.allies, arena.enemies):
+        for side, healers in _healing_sides(arena):
             side_hp, side_energy, healing = combat.mend(
-                arena, side, x[side], y[side], hp[side], energy[side], minds.target[side],
-                minds.windup[side],
+                arena, healers, arena.hp_max[side], x[side], y[side], hp[side], energy[side],
+                minds.target[side], minds.windup[side],
             )  # fmt: skip
             hp, energy = hp.at[side].set(side_hp), energy.at[side].set(side_energy)
             windup = windup.at[side].set(jnp.where(arena.is_healer[side], healing, windup[side]))
@@ -262,10 +262,10 @@ def _plan(
     enemy_y = units.y[enemies] - jnp.sum(jnp.where(aim.enemy, aim.dy, 0.0), axis=0)
     if arena.is_healer.any():
         ally_x, ally_y, ally_has, ally_hits = _follow_patients(
-            arena, allies, units, minds, (ally_x, ally_y, ally_has, ally_hits)
+            arena.ally_healers, allies, units, minds, (ally_x, ally_y, ally_has, ally_hits)
         )
         enemy_x, enemy_y, enemy_has, enemy_hits = _follow_patients(
-            arena, enemies, units, minds, (enemy_x, enemy_y, enemy_has, enemy_hits)
+            arena.enemy_healers, enemies, units, minds, (enemy_x, enemy_y, enemy_has, enemy_hits)
         )
     goal_x = jnp.concatenate(
         [jnp.where(ally_has, ally_x, orders.goal_x), jnp.where(enemy_has, enemy_x, march[0][None])]
@@ -293,22 +293,22 @@ def _want(arena: Arena, units: Units, plan: _Plan, pace: Float[Array, "U B"]) ->
     return off_x * scale, off_y * scale
 
 
-def _follow_patients(arena: Arena, side: slice, units: Units, minds: Minds, errand):
+def _healing_sides(arena: Arena) -> tuple[tuple[slice, tuple[Healer, ...]], ...]:
+    return (arena.allies, arena.ally_healers), (arena.enemies, arena.enemy_healers)
+
+
+def _follow_patients(healers: tuple[Healer, ...], side: slice, units: Units, minds: Minds, errand):
     """Healers go to those they mend and stand once in reach."""
     goal_x, goal_y, has, hits = errand
     x, y, alive = units.x[side], units.y[side], units.alive[side]
-    members = arena.units[side]
-    for row in np.flatnonzero([unit.is_healer for unit in members]):
-        healer = members[row]
-        reach = np.array(
-            [[healer.weapon_range + healer.radius + other.radius] for other in members]
-        )
-        is_patient = minds.target[side][row][None] == np.arange(len(members))[:, None]
+    for healer in healers:
+        row = healer.row
+        is_patient = minds.target[side][row][None] == np.arange(x.shape[0])[:, None]
         is_patient &= alive
         to_x = jnp.sum(jnp.where(is_patient, x, 0.0), axis=0)
         to_y = jnp.sum(jnp.where(is_patient, y, 0.0), axis=0)
-        near = jnp.sum(jnp.where(is_patient, reach.astype(np.float32), 0.0), axis=0)
-        within = (to_x - x[row]) ** 2 + (to_y - y[row]) ** 2 <= near * near
+        reach2 = jnp.sum(jnp.where(is_patient, healer.reach2, 0.0), axis=0)
+        within = (to_x - x[row]) ** 2 + (to_y - y[row]) ** 2 <= reach2
         found = jnp.any(is_patient, axis=0)
         goal_x, goal_y = goal_x.at[row].set(to_x), goal_y.at[row].set(to_y)
         has, hits = has.at[row].set(found), hits.at[row].set(found & within)

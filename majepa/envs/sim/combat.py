@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from .arena import Arena, Squad
+from .arena import Arena, Healer, Squad
 
 Health = tuple[Float[Array, "T B"], Float[Array, "T B"]]
 """Hit points and shields of one side."""
@@ -112,7 +112,8 @@ def count_blasts(
 
 def mend(
     arena: Arena,
-    side: slice,
+    healers: Sequence[Healer],
+    hp_max: Float[np.ndarray, "S 1"],
     x: Float[Array, "S B"],
     y: Float[Array, "S B"],
     hp: Float[Array, "S B"],
@@ -122,17 +123,13 @@ def mend(
 ) -> tuple[Float[Array, "S B"], Float[Array, "S B"], Float[Array, "S B"]]:
     """Healers of one side at work: new hit points, energy, and who is healing."""
     rules = arena.rules
-    units = arena.units[side]
+    members = np.arange(len(hp_max))[:, None]
     healing = jnp.zeros_like(was_healing)
-    for row in np.flatnonzero([unit.is_healer for unit in units]):
-        healer = units[row]
-        mends = np.array([[healer.can_heal(other)] for other in units])
-        reach = np.array(
-            [[healer.weapon_range + healer.radius + other.radius] for other in units], np.float32
-        )
-        is_patient = (target[row][None] == np.arange(len(units))[:, None]) & mends & (hp > 0)
-        is_patient &= (x - x[row][None]) ** 2 + (y - y[row][None]) ** 2 <= reach**2
-        missing = jnp.where(is_patient, arena.hp_max[side] - hp, 0.0)
+    for healer in healers:
+        row = healer.row
+        is_patient = (target[row][None] == members) & healer.mends & (hp > 0)
+        is_patient &= (x - x[row][None]) ** 2 + (y - y[row][None]) ** 2 <= healer.reach2
+        missing = jnp.where(is_patient, hp_max - hp, 0.0)
         can_start = (was_healing[row] > 0) | (energy[row] >= rules.heal_start_energy)
         power = jnp.minimum(rules.heal_rate, energy[row] * rules.heal_per_energy)
         power = jnp.where(can_start & (hp[row] > 0), power, 0.0)

@@ -54,20 +54,15 @@ def choose_patients(
     target: Int[Array, "E B"],
 ) -> tuple[Int[Array, "E B"], Float[Array, "E B"]]:
     """Whom each enemy healer mends, the weakest first, and how fast it may fly to stay near."""
-    units = arena.units[arena.enemies]
     new_target, cap = target, jnp.broadcast_to(arena.stride[arena.enemies], x.shape)
     hp_max = arena.hp_max[arena.enemies]
-    for row in np.flatnonzero([unit.is_healer for unit in units]):
-        healer = units[row]
-        mends = np.array([[healer.can_heal(other)] for other in units])
-        edges = np.array([[healer.radius + other.radius] for other in units], np.float32)
+    members = np.arange(arena.num_enemies)[:, None]
+    is_hurt, alive = hp < hp_max, hp > 0
+    for healer in arena.enemy_healers:
+        row = healer.row
         distance2 = (x - x[row][None]) ** 2 + (y - y[row][None]) ** 2
-        is_hurt = hp < hp_max
-        alive = hp > 0
-        is_candidate = mends & alive & (is_hurt | is_fighting)
-        is_candidate &= distance2 <= (arena.acquire_range(healer) + edges) ** 2
-        in_reach = distance2 <= (healer.weapon_range + edges) ** 2
-        is_kept = (target[row][None] == np.arange(len(units))[:, None]) & alive & is_hurt & in_reach
+        is_candidate = (distance2 <= healer.scan2) & healer.mends & alive & (is_hurt | is_fighting)
+        is_kept = (distance2 <= healer.reach2) & (target[row][None] == members) & alive & is_hurt
         # The unhurt are only followed, into the fight where they will be.
         rank = jnp.where(is_candidate, jnp.where(is_hurt, hp, hp + RETALIATION), NOBODY)
         choice = first_smallest(jnp.where(is_kept, KEPT, rank), NOBODY)
