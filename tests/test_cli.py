@@ -1,28 +1,34 @@
 """The command line as a user meets it: subprocesses, exit codes, one clear line for a mistake."""
 
+import dataclasses
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from majepa.cli import parse_train
+from majepa.config import ConfigError, TrainConfig, preset
 from majepa.envs.sim import SCENARIOS
 
 
-def majepa(*arguments: str) -> subprocess.CompletedProcess[str]:
+def majepa(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "majepa", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
+        env=os.environ | environment,
     )
 
 
 def test_help_names_every_command():
     result = majepa("--help")
     assert result.returncode == 0
-    assert "maps" in result.stdout and "watch" in result.stdout
+    assert all(command in result.stdout for command in ("maps", "watch", "train"))
     assert "StarCraft" in result.stdout
 
 
@@ -69,6 +75,12 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("watch", "3m", "--policy", "nearst"), "did you mean nearest"),
         (("watch", "3m", "--out", "battle.avi"), ".gif"),
         (("watch", "3m", "--out", "/proc/battle.gif"), "/proc"),
+        (("train", "mapo"), "did you mean mappo"),
+        (("train", "--preset", "smal"), "did you mean small"),
+        (("train", "mappo", "--env", "3mm"), "did you mean 3m"),
+        (("train", "--steps", "0"), "steps is 0; it must be at least one transition"),
+        (("train", "--resume", "nowhere"), "nowhere is not the folder of a run"),
+        (("train", "mappo", "--preset", "debug", "--out", "/proc/run"), "/proc"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments, message):
@@ -83,3 +95,85 @@ def test_an_unknown_command_lists_the_known_ones():
     result = majepa("wach")
     assert result.returncode != 0
     assert "watch" in result.stdout + result.stderr
+
+
+def test_help_of_train_shows_every_field():
+    result = majepa("train", "--help", COLUMNS="120")
+    assert result.returncode == 0
+    for flag in (
+        "--env",
+        "--preset",
+        "--resume",
+        "--minutes",
+        "--evaluation.every",
+        "--save-every",
+    ):
+        assert flag in result.stdout
+    assert "--algo.imagination.horizon" in result.stdout
+    assert "--algo.frames" in majepa("train", "mappo", "--help").stdout
+
+
+def test_a_wrong_flag_of_train_is_answered_with_the_right_one():
+    result = majepa("train", "--algo.imagination.horizn", "7")
+    assert result.returncode == 2
+    assert "--algo.imagination.horizon" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_preset_picks_defaults_and_flags_override_them():
+    command = parse_train(["--env", "8m", "--algo.imagination.horizon", "7", "--minutes", "1.5"])
+    default = preset("majepa", "small", "8m")
+    horizon = dataclasses.replace(default.algo.imagination, horizon=7)
+    algo = dataclasses.replace(default.algo, imagination=horizon)
+    assert command.config == dataclasses.replace(default, algo=algo)
+    assert type(command.config) is TrainConfig and command.minutes == 1.5
+    paper = parse_train(["--preset=paper", "--seed", "3", "--evaluation.every", "2000"]).config
+    assert paper.algo == preset("majepa", "paper").algo
+    assert (paper.seed, paper.evaluation.every, paper.steps) == (3, 2000, 100_000)
+    mappo = parse_train(["mappo", "--env", "sim:corridor", "--algo.recurrent"]).config
+    assert mappo.algo.epochs == 5 and mappo.algo.recurrent and mappo.steps == 400_000
+    assert parse_train([]).config == preset()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env", "3m", "mappo"], "before all flags: majepa train mappo"),
+        (["--minutes", "0"], "minutes is 0.0; it must be more than 0"),
+        (["--algo.replay.batch", "0"], "algo.replay.batch is 0"),
+        (["--evaluation.episodes", "0"], "evaluation.episodes is 0"),
+    ],
+)
+def test_settings_that_cannot_be_used(arguments, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_train(arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "majepa"])
+def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
+    if algorithm == "majepa" and importlib.util.find_spec("majepa.agent") is None:
+        pytest.skip("MA-JEPA's agent is not there yet")
+    run = tmp_path / "run"
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    arguments = (
+        algorithm, "--preset", "debug", "--steps", "240", "--out", str(run),
+        "--evaluation.every", "80", "--evaluation.episodes", "8", "--evaluation.final-episodes", "8",
+    )  # fmt: skip
+    result = majepa("train", *arguments, "--minutes", "1e-4", **cache)
+    assert result.returncode == 0, result.stderr
+    assert "stopped early at" in result.stdout and "time limit" in result.stdout
+    assert f"majepa train --resume {run}" in result.stdout
+    again = majepa("train", *arguments, **cache)
+    assert again.returncode == 2 and "--resume" in again.stderr
+    other = majepa("train", "--resume", str(run), "--seed", "1", **cache)
+    assert other.returncode == 2 and "seed = 0, not 1" in other.stderr
+    rest = majepa("train", "--resume", str(run), **cache)
+    assert rest.returncode == 0, rest.stderr
+    assert "(argmax actions)" in rest.stdout and "over 8 episodes" in rest.stdout
+    assert "stopped early" not in rest.stdout
+    assert {path.name for path in run.iterdir()} == {
+        "checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl", "versions.json",
+    }  # fmt: skip

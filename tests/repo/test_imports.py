@@ -5,9 +5,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import majepa
 
 PACKAGE = Path(majepa.__file__).parent
+
+MAY_IMPORT = {
+    "config": ("envs.make",),
+    "algorithm": ("envs.base",),
+    "stats": (),
+    "checkpoint": ("__version__",),
+    "collect": ("algorithm", "envs.base"),
+    "evaluate": ("algorithm", "collect", "envs.base", "stats"),
+    "nn": ("config",),
+    "replay": ("algorithm", "config", "envs.base"),
+    "policy": ("config", "nn"),
+    "world_model": ("config", "envs.base", "nn", "replay"),
+    "baselines": ("algorithm", "config", "envs.base", "nn", "policy"),
+}
+"""What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""
 
 
 def imports_of(path: Path) -> set[str]:
@@ -36,9 +53,20 @@ def test_environments_do_not_look_up():
             assert name.startswith("majepa.envs"), f"{path}: {name}"
 
 
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_arrows_go_one_way(part):
+    files = [PACKAGE / f"{part}.py", *(PACKAGE / part).rglob("*.py")]
+    known = tuple(f"majepa.{name}" for name in (part, *MAY_IMPORT[part]))
+    for path in filter(Path.exists, files):
+        for name in imports_of(path):
+            assert any(name == one or name.startswith(f"{one}.") for one in known), (
+                f"{path.relative_to(PACKAGE)}: {name}"
+            )
+
+
 def test_importing_prints_nothing_and_starts_no_device_work():
     code = (
-        "import majepa, majepa.envs, majepa.cli\n"
+        "import majepa, majepa.envs, majepa.cli, majepa.train\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge.backends_are_initialized()\n"
         "import sys\n"

@@ -1,0 +1,382 @@
+"""MA-JEPA as an algorithm: how it acts, and one learner call in the paper's order.
+
+A learner call trains the world model on one view of the replay, then reconstructs the other view
+with the new parameters, imagines from it, and takes five steps of actor and critic in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from . import diagnostics
+from .algorithm import Cadence, Decision, Experience, Metrics
+from .config import MajepaConfig
+from .diagnostics import Epoch, Totals
+from .envs.base import EnvSpec, TimeStep
+from .imagine import imagine
+from .nn.dists import sample_index
+from .nn.layers import cast
+from .nn.optim import apply_update, follow, is_finite, make_optimizer
+from .nn.transformer import History
+from .policy.actor import Actor
+from .policy.critic import Critic
+from .policy.ppo import (
+    Frozen,
+    ReplayTargets,
+    actor_loss,
+    critic_loss,
+    freeze,
+    replay_targets,
+    values,
+)
+from .replay import Record, Replay, Sequence, insert, make_replay, num_starts, sample, write_back
+from .world_model.joint import JointModel
+from .world_model.local import Dynamics, Encoder, LocalModel, Posterior, feature
+from .world_model.losses import model_loss
+from .world_model.unroll import one_hot_vec, reinfer
+
+
+class Params(NamedTuple):
+    """The four groups of parameters, each with an optimizer of its own."""
+
+    local: LocalModel
+    joint: JointModel
+    actor: Actor
+    critic: Critic
+
+
+class Optimizers(NamedTuple):
+    local: optax.OptState
+    joint: optax.OptState
+    actor: optax.OptState
+    critic: optax.OptState
+
+
+class Learner(NamedTuple):
+    """Everything that learning changes."""
+
+    params: Params
+    target_encoder: Encoder
+    optimizers: Optimizers
+    replay: Replay
+    transitions: Int[Array, ""]
+    """Real transitions that entered the replay."""
+    due: Float[Array, ""]
+    """Learner calls earned by new transitions and not made yet."""
+    calls: Int[Array, ""]
+    nonfinite: Int[Array, ""]
+    """Model updates in a row that were not finite."""
+
+
+class Executor(eqx.Module):
+    """All that an agent needs to act: nothing of the joint model, nothing of the critic."""
+
+    encoder: Encoder
+    dynamics: Dynamics
+    posterior: Posterior
+    actor: Actor
+
+
+class Memory(NamedTuple):
+    """What acting agents remember of their own episode."""
+
+    history: History
+    z: Int[Array, "B N S"]
+    a: Int[Array, "B N"]
+    episode: Int[Array, " B"]
+
+
+class Majepa:
+    """The algorithm for one environment; `steps` bounds how much replay a run can fill."""
+
+    def __init__(self, config: MajepaConfig, spec: EnvSpec, *, steps: int) -> None:
+        self.config = config
+        self.spec = spec
+        self.steps = steps
+        rates = config.optimizer
+        self.model_optimizer = make_optimizer(rates, rates.model_rate)
+        self.actor_optimizer = make_optimizer(rates, rates.actor_rate)
+        self.critic_optimizer = make_optimizer(rates, rates.critic_rate)
+
+    @property
+    def cadence(self) -> Cadence:
+        return Cadence(num_envs=self.config.collect.num_envs, rows=1)
+
+    @property
+    def timeout_is_terminal(self) -> bool:
+        return self.config.collect.timeout_is_terminal
+
+    def init(self, key: Key[Array, ""]) -> Learner:
+        params = self.make_params(key)
+        return Learner(
+            params=params,
+            target_encoder=params.local.encoder,
+            optimizers=Optimizers(
+                local=self.model_optimizer.init(params.local),
+                joint=self.model_optimizer.init(params.joint),
+                actor=self.actor_optimizer.init(params.actor),
+                critic=self.critic_optimizer.init(params.critic),
+            ),
+            replay=self.make_replay(),
+            transitions=jnp.zeros((), jnp.int32),
+            due=jnp.zeros(()),
+            calls=jnp.zeros((), jnp.int32),
+            nonfinite=jnp.zeros((), jnp.int32),
+        )
+
+    def make_params(self, key: Key[Array, ""]) -> Params:
+        config, spec = self.config, self.spec
+        local, actions = config.local, spec.num_actions
+        size = local.deterministic + local.latents * local.classes
+        key_local, key_joint, key_actor, key_critic = jax.random.split(key, 4)
+        return Params(
+            local=LocalModel(spec.observation_size, actions, local, key=key_local),
+            joint=JointModel(
+                size, actions, local.embedding, config.joint, config.bins, key=key_joint
+            ),
+            actor=Actor(size, actions, config.policy, key=key_actor),
+            critic=Critic(size, config.policy, config.bins, key=key_critic),
+        )
+
+    def make_replay(self) -> Replay:
+        config = self.config
+        # Rows are transitions and first rows; the shortest episodes would fill the ring anyway.
+        rows = math.ceil(1.25 * self.steps / config.collect.num_envs) + self.spec.episode_limit
+        return make_replay(
+            self.spec,
+            config.replay,
+            num_envs=config.collect.num_envs,
+            context=config.context,
+            latents=config.local.latents,
+            classes=config.local.classes,
+            rows=max(rows, config.context + config.replay.learning + 1),
+        )
+
+    def begin(self, num_envs: int) -> Memory:
+        local, agents = self.config.local, self.spec.num_agents
+        shapes = jax.eval_shape(self.make_params, jax.random.key(0))
+        history = shapes.local.dynamics.transformer.empty(
+            num_envs, agents, jnp.dtype(self.config.precision)
+        )
+        return Memory(
+            history=history,
+            z=jnp.zeros((num_envs, agents, local.latents), jnp.int32),
+            a=jnp.zeros((num_envs, agents), jnp.int32),
+            episode=jnp.zeros(num_envs, jnp.int32),
+        )
+
+    def executor(self, learner: Learner) -> Executor:
+        local = learner.params.local
+        return Executor(local.encoder, local.dynamics, local.posterior, learner.params.actor)
+
+    def act(
+        self,
+        state: Learner,
+        carry: Memory,
+        step: TimeStep,
+        key: Key[Array, ""],
+        *,
+        greedy: bool,
+    ) -> Decision:
+        """Each agent from its own observation, memory and legal actions; keys are its own too."""
+        executor = cast(self.executor(state), jnp.dtype(self.config.precision))
+        keys = agent_keys(key, *step.alive.shape)
+        action, memory = act(
+            executor, carry, step.observation, step.legal, step.is_first, keys, greedy=greedy
+        )
+        return Decision(action, memory, memory.z)
+
+    def update(
+        self, state: Learner, data: Experience, key: Key[Array, ""]
+    ) -> tuple[Learner, Metrics]:
+        """Insert new rows, then make the learner calls they earned; metrics are their means."""
+        collect = self.config.collect
+        new = jnp.sum(~data.rows.step.is_first, dtype=jnp.int32)
+        transitions = state.transitions + new
+        replay = insert(state.replay, data.rows, data.rows.kept)
+        enough = num_starts(replay, self.config.context, self.config.replay.learning) > 0
+        earning = (transitions > collect.prefill) & enough
+        due = state.due + jnp.where(earning, new * self.config.calls_per_transition, 0.0)
+        calls = jnp.floor(due).astype(jnp.int32)
+        state = state._replace(replay=replay, transitions=transitions, due=due - calls)
+
+        def call(number: Int[Array, ""], carry: tuple[Learner, Totals]) -> tuple[Learner, Totals]:
+            learner, totals = carry
+            learner, counted = self.call(learner, jax.random.fold_in(key, number))
+            return learner, jax.tree.map(jnp.add, totals, counted)
+
+        shapes = jax.eval_shape(self.call, state, key)[1]
+        totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        state, totals = jax.lax.fori_loop(0, calls, call, (state, totals))
+        metrics = diagnostics.mean(totals, calls) | {
+            "learner/calls": state.calls.astype(jnp.float32),
+            "learner/replay_rows": jnp.minimum(replay.inserted, replay.rows).astype(jnp.float32),
+            "nonfinite_in_a_row": state.nonfinite.astype(jnp.float32),
+        }
+        return state, metrics
+
+    def call(self, learner: Learner, key: Key[Array, ""]) -> tuple[Learner, Totals]:
+        """One learner call, in the paper's order."""
+        config = self.config
+        key_model_view, key_behaviour_view, key_model, key_behaviour = jax.random.split(key, 4)
+        model_view = sample(learner.replay, config.replay, config.context, key_model_view)
+        behaviour_view = sample(learner.replay, config.replay, config.context, key_behaviour_view)
+
+        learner, fresh, model_metrics = self.train_model(learner, model_view, key_model)
+        active = learner.calls >= config.collect.model_only_calls
+        params, optimizers, refreshed, behaviour_metrics = jax.lax.cond(
+            active, self.train_behaviour, self._leave_behaviour,
+            learner.params, learner.optimizers, behaviour_view, key_behaviour,
+        )  # fmt: skip
+        replay = learner.replay
+        if config.replay.write_back == "model":
+            replay = write_back(replay, model_view, fresh, config.context)
+        if config.replay.write_back == "behaviour":
+            replay = write_back(replay, behaviour_view, refreshed, config.context)
+        learner = learner._replace(
+            params=params, optimizers=optimizers, replay=replay, calls=learner.calls + 1
+        )
+        return learner, Totals(model_metrics, behaviour_metrics, active.astype(jnp.float32))
+
+    def train_model(
+        self, learner: Learner, view: Sequence, key: Key[Array, ""]
+    ) -> tuple[Learner, Int[Array, "B L N S"], dict[str, Array]]:
+        """One step of both model groups and of the target encoder; and the fresh latents."""
+        params, optimizers = learner.params, learner.optimizers
+        objective = jax.value_and_grad(model_loss, has_aux=True)
+        (total, loss), (local_gradient, joint_gradient) = objective(
+            (params.local, params.joint), learner.target_encoder, view, self.config, key
+        )
+        good = jnp.isfinite(total) & is_finite((local_gradient, joint_gradient))
+        local, local_state, local_report = apply_update(
+            self.model_optimizer, local_gradient, optimizers.local, params.local, good
+        )
+        joint, joint_state, joint_report = apply_update(
+            self.model_optimizer, joint_gradient, optimizers.joint, params.joint, good
+        )
+        followed = follow(learner.target_encoder, local.encoder, self.config.local.ema)
+        learner = learner._replace(
+            params=params._replace(local=local, joint=joint),
+            optimizers=optimizers._replace(local=local_state, joint=joint_state),
+            target_encoder=jax.tree.map(
+                lambda new, old: jnp.where(good, new, old), followed, learner.target_encoder
+            ),
+            nonfinite=jnp.where(good, 0, learner.nonfinite + 1),
+        )
+        fresh = jnp.where(good, loss.latent, view.record.latent[:, self.config.context :])
+        return learner, fresh, diagnostics.of_model(total, loss, local_report, joint_report)
+
+    def train_behaviour(
+        self, params: Params, optimizers: Optimizers, view: Sequence, key: Key[Array, ""]
+    ) -> tuple[Params, Optimizers, Int[Array, "B L N S"], dict[str, Array]]:
+        """Reconstruct, imagine, freeze, then actor and critic in turn on the frozen batch."""
+        config = self.config
+        local, joint, actor = cast(params[:3], jnp.dtype(config.precision))
+        key_infer, key_imagine = jax.random.split(key)
+        roots = reinfer(local, joint, view, config.context, key_infer)
+        record: Record = jax.tree.map(lambda leaf: leaf[:, config.context :], view.record)
+        imagined = imagine(
+            local, joint, actor, roots, record, config, self.spec.noop_index, key_imagine
+        )
+        target_critic = params.critic
+        frozen = freeze(imagined, target_critic, config)
+        replayed = replay_targets(roots.s, record, frozen.returns[0], config)
+        # From here on the target critic would be copied from the new critic: it is read no more.
+        params, optimizers, epochs = self.improve(params, optimizers, frozen, replayed)
+        metrics = diagnostics.of_behaviour(
+            imagined, frozen, replayed, epochs, values(target_critic, *replayed[:3], config)
+        )
+        return params, optimizers, roots.z, metrics
+
+    def improve(
+        self, params: Params, optimizers: Optimizers, frozen: Frozen, replayed: ReplayTargets
+    ) -> tuple[Params, Optimizers, Epoch]:
+        """Interleaved steps of actor and critic on the whole frozen batch."""
+        config = self.config
+
+        def epoch(carry: tuple, number: Int[Array, ""]) -> tuple[tuple, Epoch]:
+            params, optimizers, old = carry
+            (loss_pi, (old, pi)), gradient = jax.value_and_grad(actor_loss, has_aux=True)(
+                params.actor, frozen, old, number == 0, config
+            )
+            actor, actor_state, actor_report = apply_update(
+                self.actor_optimizer, gradient, optimizers.actor, params.actor,
+                jnp.isfinite(loss_pi),
+            )  # fmt: skip
+            (loss_v, v), gradient = jax.value_and_grad(critic_loss, has_aux=True)(
+                params.critic, frozen, replayed, config
+            )
+            critic, critic_state, critic_report = apply_update(
+                self.critic_optimizer, gradient, optimizers.critic, params.critic,
+                jnp.isfinite(loss_v),
+            )  # fmt: skip
+            params = params._replace(actor=actor, critic=critic)
+            optimizers = optimizers._replace(actor=actor_state, critic=critic_state)
+            report = Epoch(loss_pi, pi, *v, actor_report, critic_report)
+            return (params, optimizers, old), report
+
+        old = jnp.zeros(frozen.action.shape)
+        (params, optimizers, _), epochs = jax.lax.scan(
+            epoch, (params, optimizers, old), jnp.arange(config.policy.epochs)
+        )
+        return params, optimizers, epochs
+
+    def _leave_behaviour(
+        self, params: Params, optimizers: Optimizers, view: Sequence, key: Key[Array, ""]
+    ) -> tuple[Params, Optimizers, Int[Array, "B L N S"], dict[str, Array]]:
+        """What `train_behaviour` returns, where it does not run yet."""
+        shapes = jax.eval_shape(self.train_behaviour, params, optimizers, view, key)[3]
+        metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return params, optimizers, view.record.latent[:, self.config.context :], metrics
+
+
+def act(
+    executor: Executor,
+    memory: Memory,
+    observation: Float[Array, "B N O"],
+    legal: Bool[Array, "B N A"],
+    is_first: Bool[Array, " B"],
+    keys: Key[Array, "B N"],
+    *,
+    greedy: bool,
+) -> tuple[Int[Array, "B N"], Memory]:
+    """One decentralised step of every agent: infer the state, then choose a legal action."""
+    episode = memory.episode + is_first
+    token = executor.dynamics.embed(
+        one_hot_vec(memory.z, executor.posterior.classes),
+        jax.nn.one_hot(memory.a, legal.shape[-1]),
+        jnp.broadcast_to(is_first[:, None], memory.a.shape),
+    )
+    h, history = executor.dynamics.history(token[:, :, None], episode[:, None], memory.history)
+    h = h[:, :, 0]
+    q = executor.posterior(h, executor.encoder(observation))
+    noise = jax.vmap(jax.vmap(jax.random.split))(keys)
+    z = _sample_each(q, noise[..., 0])
+    s = feature(h, jax.nn.one_hot(z, executor.posterior.classes))
+    log_probs = executor.actor(s, legal)
+    action = jnp.argmax(log_probs, axis=-1) if greedy else _sample_each(log_probs, noise[..., 1])
+    history = history.last(executor.dynamics.transformer.window - 1)
+    return action, Memory(history, z, action, episode)
+
+
+def agent_keys(key: Key[Array, ""], num_envs: int, num_agents: int) -> Key[Array, "B N"]:
+    """A key for each agent of each environment, whatever the number of the others."""
+
+    def of_agent(env: Int[Array, ""], agent: Int[Array, ""]) -> Key[Array, ""]:
+        return jax.random.fold_in(jax.random.fold_in(key, env), agent)
+
+    agents = jax.vmap(of_agent, (None, 0))
+    return jax.vmap(agents, (0, None))(jnp.arange(num_envs), jnp.arange(num_agents))
+
+
+def _sample_each(
+    log_probs: Float[Array, "B N *s K"], keys: Key[Array, "B N"]
+) -> Int[Array, "B N *s"]:
+    return jax.vmap(jax.vmap(sample_index))(log_probs, keys)

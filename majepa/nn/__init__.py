@@ -1,0 +1,1 @@
+"""Building blocks of the networks: layers, distributions, means and the optimizer."""

@@ -1,0 +1,1 @@
+"""What turns predicted or real outcomes into better actions: returns, actor, critic."""

@@ -1,0 +1,116 @@
+"""The folder of a run: where it is, what it holds, and which run may write into it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from . import __version__
+from .config import ConfigError, TrainConfig, from_json, to_json
+from .envs.base import EnvError, EnvSpec
+
+CONFIG = "config.json"
+VERSIONS = "versions.json"
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+CHECKPOINT = Path("checkpoints") / "last.safetensors"
+
+
+def new_folder(config: TrainConfig, parent: Path = Path("runs")) -> Path:
+    """An empty folder that no other run has: `runs/majepa-3m-0-1`, then `-2` and so on."""
+    name = f"{config.algorithm}-{config.env.rpartition(':')[2]}-{config.seed}"
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = parent / f"{name}-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("counting does not end")
+
+
+def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
+    """Make a folder this run's own; a folder that holds anything else is left as it is."""
+    if (folder / CONFIG).exists():
+        raise FileExistsError(
+            f"{folder} holds a run already; continue it with `majepa train --resume {folder}`, "
+            "or name another folder"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is not an empty folder; name another one for this run")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / VERSIONS, versions(spec))
+    _write_json(folder / CONFIG, to_json(config))
+
+
+def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
+    """Make sure that a folder holds this very run, in the world that it began in."""
+    stored = read_config(folder)
+    for name, before, now in _differences(to_json(stored), to_json(config)):
+        raise ConfigError(
+            f"{folder} was started with {name} = {before!r}, not {now!r}; "
+            "a run continues with its own settings"
+        )
+    recorded = _read_json(folder / VERSIONS).get("environment_version", spec.version)
+    if recorded != spec.version:
+        raise EnvError(
+            f"{folder} was started in version {recorded} of {spec.name}, this is {spec.version}; "
+            "start a new run, or continue with the majepa that it was started with"
+        )
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """The config that a run was started with."""
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {CONFIG}")
+    return from_json(_read_json(folder / CONFIG))
+
+
+def versions(spec: EnvSpec) -> dict[str, Any]:
+    """What a result depends on besides its config."""
+    packages = ("jax", "jaxlib", "equinox", "optax", "numpy")
+    return {
+        "majepa": __version__,
+        **{name: importlib.metadata.version(name) for name in packages},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "environment": spec.name,
+        "environment_version": spec.version,
+        "devices": [f"{device.platform}: {device.device_kind}" for device in jax.devices()],
+    }
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold one JSON object, not a {type(data).__name__}")
+    return data
+
+
+def _differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Fields of two configs that differ, as (name, one value, other value)."""
+    for name in {**one, **other}:
+        before, now = one.get(name), other.get(name)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            yield from _differences(before, now, f"{prefix}{name}.")
+        elif before != now:
+            yield f"{prefix}{name}", before, now

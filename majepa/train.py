@@ -1,0 +1,387 @@
+"""The loop for any algorithm on device environments: collect, learn, evaluate, log, save.
+
+Collecting and learning are compiled; the host schedules. The budget counts real transitions. All
+randomness derives from the seed and from counters, and a checkpoint holds everything that the next
+batch depends on, so that a run that was stopped goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import signal
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+from rich.console import Console
+
+from . import checkpoint
+from .algorithm import Algorithm, Experience, Metrics
+from .collect import Counts, Stream, begin, check_health, collect
+from .config import AlgorithmConfig, MajepaConfig, MappoConfig, TrainConfig
+from .envs.base import Env, EnvSpec
+from .envs.make import make_env
+from .evaluate import EVALUATION_SEED, Evaluation, evaluate
+from .log import (
+    Averages,
+    Clock,
+    ConsoleLines,
+    JsonLines,
+    clock_time,
+    cut_back,
+    episode_records,
+    evaluation_metrics,
+)
+from .run_folder import CHECKPOINT, EVALUATIONS, METRICS, claim, new_folder, reclaim
+
+PATIENCE = 20
+"""Non-finite updates in a row that an algorithm without a setting of its own may have."""
+LINE_SECONDS = 30.0
+"""Longest time without a line in the log while batches are finished."""
+
+Kind = Literal["training", "stopped", "final"]
+"""Of an evaluation: on the way, at an early stop, at the end of the budget."""
+
+
+class TrainError(RuntimeError):
+    """Training cannot go on; the message says why and where the last good state is."""
+
+
+class RunState(NamedTuple):
+    """Everything that the rest of a run depends on."""
+
+    learner: Any
+    stream: Stream
+    key: Key[Array, ""]
+    transitions: int
+    updates: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    folder: Path
+    transitions: int
+    seconds: float
+    stopped: str | None
+    """Why the run ended before its budget; none if it did not."""
+    argmax: Evaluation | None
+    """Of the last checkpoint; none if the run was interrupted."""
+    sampled: Evaluation | None
+
+
+def train(
+    config: TrainConfig,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    stop_after_seconds: float | None = None,
+    stop_after: int | None = None,
+    env: Env | None = None,
+    algorithm: Algorithm | None = None,
+    console: Console | None = None,
+) -> Result:
+    """Train to the budget, or until `stop_after_seconds` or `stop_after` transitions, and save.
+
+    Without a `folder` the run gets a new one under `runs/`. `resume` goes on from the checkpoint in
+    `folder`, which must belong to the same config. `env` and `algorithm` replace those that the
+    config names.
+    """
+    clock = Clock()
+    env = env or make_env(config.env)
+    algorithm = algorithm or make_algorithm(config, env.spec)
+    folder = folder or new_folder(config)
+    if resume:
+        reclaim(folder, config, env.spec)
+        state = _restored(folder, config, algorithm, env, clock)
+    else:
+        claim(folder, config, env.spec)
+        with clock.measure("compiling"):
+            state = jax.jit(_fresh(config, algorithm, env))()
+        state = state._replace(transitions=0, updates=0)
+    with _Run(config, folder, env, algorithm, clock, console or Console()) as run:
+        run.announce(state, resume)
+        with _interruptible(run.console.say) as is_interrupted:
+            limits = _Limits(stop_after_seconds, stop_after, is_interrupted)
+            state, stopped = _loop(run, state, limits)
+        run.save(state)
+        argmax, sampled = None, None
+        if stopped != INTERRUPTED:
+            argmax, sampled = run.evaluate(state, "stopped" if stopped else "final")
+        return Result(folder, state.transitions, run.clock.elapsed, stopped, argmax, sampled)
+
+
+def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
+    """The algorithm that a config describes, for an environment."""
+    match config.algo:
+        case MajepaConfig():
+            from .agent import Majepa
+
+            return Majepa(config.algo, spec, steps=config.steps)
+        case MappoConfig():
+            from .baselines.mappo import Mappo
+
+            return Mappo(config.algo, spec)
+
+
+def named_key(seed: int, name: str) -> Key[Array, ""]:
+    """The random key that a run with this seed uses for one purpose."""
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+
+
+INTERRUPTED = "interrupted"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+    """What may end a run before its budget."""
+
+    seconds: float | None
+    transitions: int | None
+    is_interrupted: Callable[[], bool]
+
+    def reached(self, state: RunState, seconds: float) -> str | None:
+        if self.is_interrupted():
+            return INTERRUPTED
+        if self.seconds is not None and seconds >= self.seconds:
+            return f"the time limit of {clock_time(self.seconds)} was reached"
+        if self.transitions is not None and state.transitions >= self.transitions:
+            return f"asked to stop after {self.transitions:,} transitions"
+        return None
+
+
+def _loop(run: _Run, state: RunState, limits: _Limits) -> tuple[RunState, str | None]:
+    """Batches until the budget or a limit; what is due at the very end is left to the caller."""
+    config = run.config
+    while state.updates == 0 or state.transitions + run.batch <= config.steps:
+        before = state.transitions
+        state = run.advance(state)
+        stopped = limits.reached(state, run.clock.here)
+        if stopped or state.transitions + run.batch > config.steps:
+            return state, stopped
+        if _crosses(before, state.transitions, config.evaluation.every):
+            run.evaluate(state, "training")
+        elif run.is_line_due:
+            run.log(state)
+        if _crosses(before, state.transitions, config.save_every):
+            run.save(state)
+    return state, None
+
+
+class _Run:
+    """The host side of a run: schedule, clock, log files and checkpoints."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        env: Env,
+        algorithm: Algorithm,
+        clock: Clock,
+        console: Console,
+    ):
+        self.config = config
+        self.folder = folder
+        self.env = env
+        self.algorithm = algorithm
+        self.batch = algorithm.cadence.num_envs * algorithm.cadence.rows
+        self.clock = clock
+        self.console = ConsoleLines(console, config.steps)
+        self._metrics = JsonLines(folder / METRICS)
+        self._evaluations = JsonLines(folder / EVALUATIONS)
+        self._averages = Averages()
+        self._counts = Counts()
+        self._line_seconds: float | None = None
+        self._line_work = clock.phases["collecting"] + clock.phases["learning"]
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.close()
+        self._evaluations.close()
+
+    def announce(self, state: RunState, resume: bool) -> None:
+        spec, config = self.env.spec, self.config
+        verb = f"continues at {state.transitions:,} transitions" if resume else "starts"
+        self.console.say(
+            f"{config.algorithm} on {spec.name} ({spec.num_agents} agents, seed {config.seed}) "
+            f"{verb}; budget {config.steps:,} transitions; folder {self.folder}"
+        )
+        if state.updates == 0 or state.transitions + self.batch <= config.steps:
+            self.console.say("compiling; the first line follows the first batch")
+
+    def advance(self, state: RunState) -> RunState:
+        """Collect a batch, look at it, and learn from it."""
+        key_collect, key_update = _batch_keys(state.key, state.updates)
+        with self.clock.measure("collecting", "collect"):
+            gathered = _collect(
+                self.algorithm, self.env, state.learner, state.stream, key_collect,
+                rows=self.algorithm.cadence.rows,
+            )  # fmt: skip
+            counts, health = jax.device_get((gathered.counts, gathered.health))
+        check_health(health, self.env.spec, self.algorithm.cadence.num_envs)
+        with self.clock.measure("learning", "update"):
+            learner, metrics = _update(self.algorithm, state.learner, gathered.data, key_update)
+            metrics = jax.device_get(jax.block_until_ready((learner, metrics))[1])
+        self._averages.add(metrics)
+        self._counts = self._counts.plus(counts)
+        state = RunState(
+            learner,
+            gathered.stream,
+            state.key,
+            state.transitions + int(counts.transitions),
+            state.updates + 1,
+        )
+        self._require_finite(state, metrics)
+        return state
+
+    def evaluate(self, state: RunState, kind: Kind) -> tuple[Evaluation, Evaluation]:
+        """Judge the learner with argmax and with sampled actions, and log a line with both."""
+        schedule = self.config.evaluation
+        episodes = schedule.episodes if kind == "training" else schedule.final_episodes
+        results = []
+        for greedy in (True, False):
+            with self.clock.measure("evaluating", f"evaluate {episodes}"):
+                result = evaluate(
+                    self.algorithm, self.env, state.learner,
+                    episodes=episodes, key=jax.random.key(EVALUATION_SEED), greedy=greedy,
+                )  # fmt: skip
+            results.append(result)
+            common = {"transitions": state.transitions, "kind": kind}
+            self._evaluations.write_all(episode_records(result, **common))
+        self.log(state, {"kind": kind, **evaluation_metrics(*results)})
+        return results[0], results[1]
+
+    @property
+    def is_line_due(self) -> bool:
+        last = self._line_seconds
+        return last is None or self.clock.here - last >= LINE_SECONDS
+
+    def log(self, state: RunState, more: Mapping[str, Any] | None = None) -> None:
+        """One line of everything since the last one."""
+        counts, phases = self._counts, self.clock.phases
+        work = phases["collecting"] + phases["learning"]
+        record: dict[str, Any] = {
+            "transitions": state.transitions,
+            "seconds": round(self.clock.elapsed, 3),
+            "updates": state.updates,
+            **(more or {}),
+            **{f"seconds/{name}": round(spent, 3) for name, spent in phases.items()},
+            **self._averages.take(),
+        }
+        if counts.episodes:
+            record["training/episodes"] = int(counts.episodes)
+            record["training/win_rate"] = float(counts.wins / counts.episodes)
+            record["training/return"] = float(counts.returns / counts.episodes)
+        if counts.transitions and work > self._line_work:
+            speed = float(counts.transitions) / (work - self._line_work)
+            record["speed/transitions_per_second"] = round(speed, 1)
+        self._metrics.write(record)
+        self.console.write(record)
+        self._counts = Counts()
+        self._line_seconds, self._line_work = self.clock.here, work
+
+    def save(self, state: RunState) -> None:
+        with self.clock.measure("saving"):
+            checkpoint.save(self.folder / CHECKPOINT, state, {"seconds": self.clock.stored()})
+
+    def _require_finite(self, state: RunState, metrics: Mapping[str, Any]) -> None:
+        count = int(metrics.get("nonfinite_in_a_row", 0))
+        if count < _patience(self.config.algo):
+            return
+        self.log(state)
+        where = self.folder / CHECKPOINT
+        kept = f"the last good state is {where}" if where.exists() else "nothing was saved yet"
+        raise TrainError(
+            f"{count} updates in a row had gradients that are not finite, at "
+            f"{state.transitions:,} transitions; {kept}. Lower the learning rates (--help lists "
+            f"them) and see the losses in {self.folder / METRICS}"
+        )
+
+
+def _fresh(config: TrainConfig, algorithm: Algorithm, env: Env) -> Callable[[], RunState]:
+    """How a run begins, as a function to compile or to take shapes from."""
+
+    def start() -> RunState:
+        num_envs = algorithm.cadence.num_envs
+        keys = jax.random.split(named_key(config.seed, "environments"), num_envs)
+        state = RunState(
+            algorithm.init(named_key(config.seed, "learner")),
+            begin(algorithm, env, keys),
+            named_key(config.seed, "batches"),
+            transitions=0,
+            updates=0,
+        )
+        return jax.tree.map(_settled, state)
+
+    return start
+
+
+def _settled(leaf: Any) -> Any:
+    """Without a weak type, which would compile every program a second time."""
+    is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
+    return leaf if is_key else jnp.asarray(leaf, jnp.asarray(leaf).dtype)
+
+
+def _restored(
+    folder: Path, config: TrainConfig, algorithm: Algorithm, env: Env, clock: Clock
+) -> RunState:
+    path = folder / CHECKPOINT
+    shapes = jax.eval_shape(_fresh(config, algorithm, env))
+    state = checkpoint.load(path, shapes._replace(transitions=0, updates=0))
+    for name in (METRICS, EVALUATIONS):
+        cut_back(folder / name, state.transitions)
+    clock.go_on_from(checkpoint.read_meta(path)["seconds"])
+    return state
+
+
+_collect = jax.jit(collect, static_argnums=(0, 1), static_argnames="rows")
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _update(
+    algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, ""]
+) -> tuple[Any, Metrics]:
+    return algorithm.update(learner, data, key)
+
+
+@jax.jit
+def _batch_keys(key: Key[Array, ""], update: Int[Array, ""] | int) -> tuple[Array, Array]:
+    key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
+    return key_collect, key_update
+
+
+def _crosses(before: int, after: int, every: int) -> bool:
+    return before // every != after // every
+
+
+def _patience(config: AlgorithmConfig) -> int:
+    return config.optimizer.patience if isinstance(config, MajepaConfig) else PATIENCE
+
+
+@contextlib.contextmanager
+def _interruptible(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C ask for an end after this batch; the second one ends at once."""
+    asked = threading.Event()
+
+    def ask(*_: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, previous)
+        say("stopping after this batch; press Ctrl-C again to stop at once, without saving")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    previous = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, previous)

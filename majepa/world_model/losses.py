@@ -1,0 +1,223 @@
+"""The objective of the world model: one function for each group of equations.
+
+Every term is a mean over its own valid entries, zero where there are none. Terms meet their
+coefficients by name. The joint model learns from stopped features; two routes, outcome and JEPA,
+add a gradient to the features alone, which moves no joint parameter and no logged value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from ..config import JointWeights, LocalWeights, MajepaConfig
+from ..nn.dists import balanced_cross_entropy, kl
+from ..nn.layers import cast
+from ..nn.means import masked_mean
+from ..replay import Record, Sequence
+from . import masks
+from .joint import JointModel
+from .local import Encoder, LocalModel
+from .self_fed import SelfFed, self_fed
+from .sigreg import sigreg
+from .targets import Target, arrivals, cosine, outcome_losses, outcome_masks, sg
+from .unroll import Past, States, infer, rebuild_context, run_joint, tokens_of
+
+Terms = Mapping[str, Float[Array, ""]]
+
+
+class ModelLoss(NamedTuple):
+    """What one evaluation of the objective leaves behind."""
+
+    terms: Terms
+    """Every term before weighting."""
+    latent: Int[Array, "B L N S"]
+    """Fresh latents of the learning records."""
+    e: Float[Array, "B L N E"]
+    entries: Mapping[str, Float[Array, ""]]
+    """Share of entries each mask keeps."""
+    self_fed: SelfFed
+
+
+def model_loss(
+    groups: tuple[LocalModel, JointModel],
+    target_encoder: Encoder,
+    sequence: Sequence,
+    config: MajepaConfig,
+    key: Key[Array, ""],
+) -> tuple[Float[Array, ""], ModelLoss]:
+    """L_WM = L_local + L_joint + 2 L_MS + 0.1 L_AD + L_SF, with both routes."""
+    dtype = jnp.dtype(config.precision)
+    local, joint = cast(groups, dtype)
+    key_infer, key_sigreg, key_dropout, key_self_fed = jax.random.split(key, 4)
+    context = config.context
+    tokens = tokens_of(sequence, sequence.record.latent)
+    record: Record = jax.tree.map(lambda leaf: leaf[:, context:], sequence.record)
+    alive_before = sequence.record.alive[:, context - 1]
+
+    past = rebuild_context(local, joint, sequence, tokens, context)
+    suffix = tokens.between(context, None)
+    states = infer(local, record, suffix, past, key_infer)
+    e_bar = sg(cast(target_encoder, dtype)(record.observation))
+
+    local_terms, sigreg_valid = local_losses(
+        local, states, e_bar, record, alive_before, config, key_sigreg
+    )
+    joint_terms, routed = joint_losses(
+        local, joint, states, e_bar, record, suffix.episode, past, config, key_dropout
+    )
+    fed = self_fed(local, joint, states, e_bar, record, suffix, past, config, key_self_fed)
+    joint_terms = {**joint_terms, "self_fed": fed.loss}
+    total = weigh(local_terms, config.loss.local) + weigh(joint_terms, config.loss.joint)
+    entries = {
+        "present": jnp.mean(record.present, dtype=jnp.float32),
+        "sigreg": jnp.mean(sigreg_valid, dtype=jnp.float32),
+        "source": jnp.mean(masks.sources(record), dtype=jnp.float32),
+        "team": jnp.mean(masks.team(record), dtype=jnp.float32),
+        "self_fed": fed.valid_roots,
+    }
+    loss = ModelLoss({**local_terms, **joint_terms}, states.latent, states.e, entries, fed)
+    return total + routed - sg(routed), loss
+
+
+def local_losses(
+    local: LocalModel,
+    states: States,
+    e_bar: Float[Array, "B T N E"],
+    record: Record,
+    alive_before: Bool[Array, "B N"],
+    config: MajepaConfig,
+    key: Key[Array, ""],
+) -> tuple[Terms, Bool[Array, "B T N"]]:
+    """Eq. local-full-objective, before weighting, and the entries of SIGReg."""
+    loss, valid, s = config.loss, record.present, states.s
+    q, p = states.q, local.prior(states.h)
+    gaussian = masks.sigreg_entries(record, alive_before, loss.sigreg_mask)
+    samples = record.reward.size if loss.sigreg_samples is None else loss.sigreg_samples
+    statistic = sigreg(
+        states.e,
+        gaussian,
+        key,
+        projections=loss.sigreg_projections,
+        points=loss.sigreg_points,
+        limit=loss.sigreg_limit,
+    )
+    terms = {
+        "post": masked_mean(1 - cosine(local.predict_post(s), e_bar), valid),
+        "dyn": masked_mean(1 - cosine(local.predict_dyn(states.h), e_bar), valid),
+        "sigreg": statistic * (samples / record.reward.size),
+        "legal": masked_mean(balanced_cross_entropy(local.legal(s), record.legal), valid),
+        "dyn_reg": masked_mean(jnp.maximum(loss.free_nats, kl(sg(q), p)), valid),
+        "rep_reg": masked_mean(jnp.maximum(loss.free_nats, kl(q, sg(p))), valid),
+    }
+    return terms, gaussian
+
+
+def joint_losses(
+    local: LocalModel,
+    joint: JointModel,
+    states: States,
+    e_bar: Float[Array, "B T N E"],
+    record: Record,
+    episode: Int[Array, "B T"],
+    past: Past,
+    config: MajepaConfig,
+    key: Key[Array, ""],
+) -> tuple[Terms, Float[Array, ""]]:
+    """Eq. joint-full-objective and the direct auxiliaries, before weighting; and the routes."""
+    target = arrivals(states, e_bar, record)
+    valid = outcome_masks(record)
+    posterior, h = sg(local.posterior), sg(states.h[:, 1:])
+
+    u, _ = run_joint(joint, sg(states.s), record, episode, past.joint, key=key)
+    outcome = joint.read(u[:, :-1])
+    terms = reduce(outcome_losses(outcome, target, config), valid)
+    align = kl(sg(states.q[:, 1:]), posterior(h, outcome.e_hat))
+    multi_step, discrimination = ahead_losses(joint, u, e_bar, record, config)
+    terms |= {
+        "align": masked_mean(align, valid["emb"]),
+        "multi_step": multi_step,
+        "discrimination": discrimination,
+    }
+    routed = _routes(sg(joint), states, record, episode, past, target, valid, config, key)
+    return terms, routed
+
+
+def ahead_losses(
+    joint: JointModel,
+    u: Float[Array, "B T N U"],
+    e_bar: Float[Array, "B T N E"],
+    record: Record,
+    config: MajepaConfig,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """L_MS (Eq. direct-multistep) and L_AD (Eq. all-legal-margin)."""
+    horizons = config.joint.horizons
+    farthest = max(horizons)
+    roots = u.shape[1] - farthest
+    share = horizon_weights(len(horizons), config.loss.horizon_decay)
+    later = [rank for rank, horizon in enumerate(horizons) if horizon > 1]
+    multi_step = discrimination = jnp.zeros(())
+    for rank, (horizon, head) in enumerate(zip(horizons, joint.ahead, strict=True)):
+        e_future = e_bar[:, horizon : horizon + roots]
+        valid = masks.ahead(record, horizon, farthest)
+        tail = [record.action[:, k : k + roots] for k in range(1, horizon)]
+        tail = jnp.stack(tail, axis=-1) if tail else jnp.zeros((*valid.shape, 0), jnp.int32)
+        similar = cosine(head(u[:, :roots], tail), e_future)
+        multi_step += share[rank] * masked_mean(1 - similar, valid)
+        if horizon > 1:
+            legal = record.legal[:, horizon - 1 : horizon - 1 + roots]
+            others = masks.alternatives(legal, tail[..., -1])
+            predicted = head.alternatives(u[:, :roots], tail)
+            similar_other = cosine(predicted, jnp.expand_dims(e_future, -2))
+            margin = config.loss.margin - similar[..., None] + similar_other
+            hinge = jnp.where(others, jax.nn.relu(margin), 0.0)
+            per_root = hinge.sum(-1) / jnp.maximum(others.sum(-1), 1)
+            weight = share[rank] / sum(share[other] for other in later)
+            discrimination += weight * masked_mean(per_root, valid & others.any(-1))
+    return multi_step, discrimination
+
+
+def horizon_weights(count: int, decay: float) -> list[float]:
+    """α: geometric, summing to one."""
+    raw = [decay**rank for rank in range(count)]
+    return [weight / sum(raw) for weight in raw]
+
+
+def weigh(terms: Terms, weights: LocalWeights | JointWeights) -> Float[Array, ""]:
+    """The weighted sum; terms and weights must have the same names."""
+    coefficients = dataclasses.asdict(weights)
+    assert terms.keys() == coefficients.keys(), terms.keys() ^ coefficients.keys()
+    return sum((coefficients[name] * term for name, term in terms.items()), jnp.zeros(()))
+
+
+def reduce(
+    losses: Mapping[str, Float[Array, "*b N"]], valid: Mapping[str, Bool[Array, "*b N"]]
+) -> dict[str, Float[Array, ""]]:
+    return {name: masked_mean(loss, valid[name]) for name, loss in losses.items()}
+
+
+def _routes(
+    frozen: JointModel,
+    states: States,
+    record: Record,
+    episode: Int[Array, "B T"],
+    past: Past,
+    target: Target,
+    valid: Mapping[str, Bool[Array, "*b N"]],
+    config: MajepaConfig,
+    key: Key[Array, ""],
+) -> Float[Array, ""]:
+    """What factual outcomes and embeddings send into the local states, through frozen weights."""
+    routes, weights = config.routes, config.loss.joint
+    if routes.outcome == 0 and routes.jepa == 0:
+        return jnp.zeros(())
+    # The same dropout as in the joint losses, so that the compiler shares the forward pass.
+    u, _ = run_joint(frozen, states.s, record, episode, past.joint, key=key)
+    terms = reduce(outcome_losses(frozen.read(u[:, :-1]), target, config), valid)
+    outcome = sum(getattr(weights, name) * terms[name] for name in ("reward", "cont", "alive"))
+    return routes.outcome * outcome + routes.jepa * weights.emb * terms["emb"]
