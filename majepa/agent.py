@@ -104,6 +104,9 @@ class Majepa:
         self.model_optimizer = make_optimizer(rates, rates.model_rate)
         self.actor_optimizer = make_optimizer(rates, rates.actor_rate)
         self.critic_optimizer = make_optimizer(rates, rates.critic_rate)
+        # Traced once, though the shapes of their results are asked for apart.
+        self._call = jax.jit(self.call)
+        self._train_behaviour = jax.jit(self.train_behaviour)
 
     @property
     def cadence(self) -> Cadence:
@@ -209,10 +212,10 @@ class Majepa:
 
         def call(number: Int[Array, ""], carry: tuple[Learner, Totals]) -> tuple[Learner, Totals]:
             learner, totals = carry
-            learner, counted = self.call(learner, jax.random.fold_in(key, number))
+            learner, counted = self._call(learner, jax.random.fold_in(key, number))
             return learner, jax.tree.map(jnp.add, totals, counted)
 
-        shapes = jax.eval_shape(self.call, state, key)[1]
+        shapes = jax.eval_shape(self._call, state, key)[1]
         totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         state, totals = jax.lax.fori_loop(0, calls, call, (state, totals))
         metrics = diagnostics.mean(totals, calls) | {
@@ -232,7 +235,7 @@ class Majepa:
         learner, fresh, model_metrics = self.train_model(learner, model_view, key_model)
         active = learner.calls >= config.collect.model_only_calls
         params, optimizers, refreshed, behaviour_metrics = jax.lax.cond(
-            active, self.train_behaviour, self._leave_behaviour,
+            active, self._train_behaviour, self._leave_behaviour,
             learner.params, learner.optimizers, behaviour_view, key_behaviour,
         )  # fmt: skip
         replay = learner.replay
@@ -332,7 +335,7 @@ class Majepa:
         self, params: Params, optimizers: Optimizers, view: Sequence, key: Key[Array, ""]
     ) -> tuple[Params, Optimizers, Int[Array, "B L N S"], dict[str, Array]]:
         """What `train_behaviour` returns, where it does not run yet."""
-        shapes = jax.eval_shape(self.train_behaviour, params, optimizers, view, key)[3]
+        shapes = jax.eval_shape(self._train_behaviour, params, optimizers, view, key)[3]
         metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return params, optimizers, view.record.latent[:, self.config.context :], metrics
 

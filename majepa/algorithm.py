@@ -8,7 +8,7 @@ carry, one entry per environment). Both are made, passed and returned; nothing i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Float, Int, Key
 
@@ -58,6 +58,7 @@ class Experience(NamedTuple):
     """The agents' memory after the last row."""
 
 
+@runtime_checkable
 class Algorithm(Protocol[State, Carry]):
     """Every function is pure and is jitted by its caller."""
 

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from .evaluate import Evaluation
 
-LATEST = ("learner_calls", "nonfinite_in_a_row")
-"""Metrics that count by themselves: a line shows their last value, not a mean."""
-LOSSES = ("loss/model", "loss/local", "loss/joint", "loss/actor", "loss/policy", "loss/critic")
+LATEST = ("learner/", "nonfinite_in_a_row")
+"""How metrics begin that count by themselves: a line shows their last value, not a mean."""
+LOSSES = ("loss/model", "loss/actor", "loss/critic", "loss/critic_imagined")
 """Losses that the console shows, where an algorithm reports them."""
 
 
@@ -68,7 +68,7 @@ class Averages:
             number = float(value)
             if math.isnan(number):
                 continue
-            total, count = (0.0, 0) if name in LATEST else self._sums.get(name, (0.0, 0))
+            total, count = (0.0, 0) if name.startswith(LATEST) else self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + number, count + 1)
 
     def take(self) -> dict[str, float]:
@@ -138,7 +138,7 @@ class ConsoleLines:
             "return": _number(record.get("evaluation/return", record.get("training/return"))),
             "steps/s": _number(record.get("speed/transitions_per_second"), 0),
             "elapsed": clock_time(record["seconds"]),
-            "calls": _number(record.get("learner_calls", record["updates"]), 0),
+            "calls": _number(record.get("learner/calls", record["updates"]), 0),
         }
         widths = [21, 8, 13, 8, 8, 8, 8, 8, 8]
         if self._lines % 30 == 0:

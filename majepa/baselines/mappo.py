@@ -213,7 +213,8 @@ class Mappo:
                 return self.learn(state, sequences)
             # What does not fill a minibatch waits for another epoch's order.
             order = jax.random.permutation(key, count)[: count // parts * parts]
-            return jax.lax.scan(learn_part, state, order.reshape(parts, -1))
+            state, metrics = jax.lax.scan(learn_part, state, order.reshape(parts, -1))
+            return state, jax.tree.map(jnp.mean, metrics)
 
         def learn_part(state: Learner, part: Int[Array, " P"]) -> tuple[Learner, Metrics]:
             return self.learn(state, jax.tree.map(lambda x: x[:, part], sequences))
@@ -356,7 +357,8 @@ class Mappo:
 
     def _optimizer(self, rate: float) -> optax.GradientTransformation:
         clip = optax.clip_by_global_norm(self.config.max_gradient)
-        return optax.chain(clip, optax.adam(rate, eps=self.config.adam_eps))
+        # As one vector: the same numbers, and far fewer programs to compile and to start.
+        return optax.flatten(optax.chain(clip, optax.adam(rate, eps=self.config.adam_eps)))
 
 
 def _decide(

@@ -33,11 +33,14 @@ class Report(NamedTuple):
 
 def make_optimizer(config: OptimizerConfig, rate: float) -> optax.GradientTransformation:
     """The chain for one group of parameters; updates are to be added."""
-    return optax.chain(
-        _clip_adaptively(config.clip, config.clip_floor),
+    on_one_vector = optax.chain(
         _normalise(config.rms, config.eps),
         optax.ema(config.momentum, debias=True, accumulator_dtype=jnp.float32),
         optax.scale(-rate),
+    )
+    # After clipping all entries are treated alike, so one long vector serves and compiles fast.
+    return optax.chain(
+        _clip_adaptively(config.clip, config.clip_floor), optax.flatten(on_one_vector)
     )
 
 
@@ -49,15 +52,17 @@ def apply_update(
     is_good: Bool[Array, ""] | bool = True,
 ) -> tuple[Tree, optax.OptState, Report]:
     """One step, if the caller finds it good and all of it is finite; otherwise nothing changes."""
-    trees: Any = (gradient, state, params)  # optax's own types have no place for modules
-    update, stepped_state = optimizer.update(*trees)
-    stepped = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, update)
-    taken = jnp.asarray(is_good) & is_finite(gradient) & is_finite(update)
-    ratio = _norm(update) / jnp.maximum(_norm(params), 1e-8)
+    update, stepped_state = optimizer.update(gradient, state, params)
+    gradient_norm, update_norm = _norm(gradient), _norm(update)
+    taken = jnp.asarray(is_good) & jnp.isfinite(gradient_norm) & jnp.isfinite(update_norm)
+    update = jax.tree.map(lambda leaf: jnp.where(taken, leaf, 0.0), update)
+    ratio = update_norm / jnp.maximum(_norm(params), 1e-8)
     report = Report(
-        gradient_norm=_norm(gradient), update_ratio=jnp.where(taken, ratio, 0.0), finite=taken
+        gradient_norm=gradient_norm, update_ratio=jnp.where(taken, ratio, 0.0), finite=taken
     )
-    return _select(taken, stepped, params), _select(taken, stepped_state, state), report
+    stepped = jax.tree.map(lambda param, step: param + step, params, update)
+    kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stepped_state, state)
+    return stepped, kept, report
 
 
 def follow(slow: Tree, fast: Tree, rate: float) -> Tree:
@@ -82,16 +87,25 @@ class _SecondMoment(NamedTuple):
 
 
 def _clip_adaptively(limit: float, floor: float) -> optax.GradientTransformation:
-    """Bound each tensor's gradient norm by a multiple of the tensor's own norm."""
+    """Bound each tensor's gradient norm by a multiple of the tensor's own norm.
 
-    def update(updates: Any, params: Any) -> Any:
-        return jax.tree.map(clip, updates, params)
+    Leaves under a field named `layers` hold the tensors of all layers on their first axis; each
+    layer counts as a tensor of its own.
+    """
 
-    def clip(gradient: Array, param: Array) -> Array:
-        bound = limit * jnp.maximum(floor, _norm(param))
-        return gradient.astype(jnp.float32) / jnp.maximum(1.0, _norm(gradient) / bound)
+    def clip(path: tuple, gradient: Array, param: Array) -> Array:
+        stacked = any(getattr(step, "name", None) == "layers" for step in path)
+        axes = tuple(range(1 if stacked else 0, gradient.ndim))
+        bound = limit * jnp.maximum(floor, _length(param, axes))
+        return gradient.astype(jnp.float32) / jnp.maximum(1.0, _length(gradient, axes) / bound)
 
-    return optax.stateless(update)
+    def update(
+        gradient: PyTree[Array], state: optax.EmptyState, params: PyTree[Array] | None = None
+    ) -> tuple[PyTree[Array], optax.EmptyState]:
+        assert params is not None
+        return jax.tree_util.tree_map_with_path(clip, gradient, params), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
 def _normalise(decay: float, eps: float) -> optax.GradientTransformation:
@@ -121,15 +135,10 @@ def _over_root(
 
 
 def _norm(tree: PyTree[Array]) -> Float32[Array, ""]:
-    """Euclidean norm over all leaves, scaled so that no square overflows."""
-    leaves = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
-    largest = functools.reduce(
-        jnp.maximum, [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves], jnp.zeros(())
-    )
-    scale = jnp.where(largest > 1e-30, largest, 1.0)
-    squares = [jnp.sum(jnp.square(leaf / scale)) for leaf in leaves]
-    return scale * jnp.sqrt(sum(squares, start=jnp.zeros(())))
+    """Euclidean norm over all leaves."""
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, start=jnp.zeros(())))
 
 
-def _select(taken: Bool[Array, ""], new: Tree, old: Tree) -> Tree:
-    return jax.tree.map(lambda a, b: jnp.where(taken, a, b), new, old)
+def _length(x: Array, axes: tuple[int, ...]) -> Float32[Array, "..."]:
+    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=axes, keepdims=True))

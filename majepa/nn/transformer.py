@@ -63,43 +63,44 @@ class Block(eqx.Module):
 
 
 class History(NamedTuple):
-    """What a temporal Transformer remembers: keys and values of each layer, `[B N S H K]`."""
+    """What a temporal Transformer remembers: keys and values of all layers."""
 
-    keys: tuple[Float[Array, "B N S H K"], ...]
+    keys: Float[Array, "L B N S H K"]
     """Not rotated yet: a position is a place in the array."""
-    values: tuple[Float[Array, "B N S H K"], ...]
+    values: Float[Array, "L B N S H K"]
     episode: Int[Array, "B S"]
     """Number of the episode a record belongs to; -1 where there is none."""
 
     def last(self, length: int) -> History:
-        return jax.tree.map(lambda leaf: _latest(leaf, length), self)
+        start = self.episode.shape[1] - length
+        return History(
+            self.keys[:, :, :, start:], self.values[:, :, :, start:], self.episode[:, start:]
+        )
 
     def ending_at(self, row: Int[Array, " R"], last: Int[Array, " R"], length: int) -> History:
         """For each `(row, last)`, the `length` records up to place `last`, as a batch."""
         place = last[:, None] + jnp.arange(1 - length, 1)[None, :]
+        inside = jnp.maximum(place, 0)
 
-        def window(leaf: Array) -> Array:
-            return jax.vmap(lambda b, p: jnp.take(leaf[b], p, axis=1, mode="clip"))(row, place)
+        def window(leaf: Float[Array, "L B N S H K"]) -> Float[Array, "L R N W H K"]:
+            return jnp.moveaxis(leaf[:, row[:, None], :, inside], (0, 1, 2), (1, 3, 0))
 
-        episode = jax.vmap(lambda b, p: jnp.take(self.episode[b], p, mode="clip"))(row, place)
-        return History(
-            keys=jax.tree.map(window, self.keys),
-            values=jax.tree.map(window, self.values),
-            episode=jnp.where(place < 0, -1, episode),
-        )
+        episode = jnp.where(place < 0, -1, self.episode[row[:, None], inside])
+        return History(window(self.keys), window(self.values), episode)
 
 
 class Branches(NamedTuple):
-    """Keys and values of imagined records, `[B N R P H K]`: `P` places for each of `R` roots."""
+    """Keys and values of imagined records: `P` places for each of `R` roots."""
 
-    keys: tuple[Float[Array, "B N R P H K"], ...]
-    values: tuple[Float[Array, "B N R P H K"], ...]
+    keys: Float[Array, "L B N R P H K"]
+    values: Float[Array, "L B N R P H K"]
 
 
 class TemporalTransformer(eqx.Module):
     """Causal over the records of each agent; weights are shared by all agents."""
 
-    blocks: tuple[Block, ...]
+    layers: Block
+    """All layers in one block, stacked on the first axis of every tensor."""
     norm: RMSNorm
     window: int = eqx.field(static=True)
 
@@ -113,19 +114,18 @@ class TemporalTransformer(eqx.Module):
         dropout: float = 0.0,
         key: Key[Array, ""],
     ) -> None:
-        self.blocks = tuple(
-            Block(width, heads, dropout, key=key) for key in jax.random.split(key, layers)
-        )
+        self.layers = _stack(layers, width, heads, dropout, key)
         self.norm = RMSNorm(width)
         self.window = window
 
     def empty(self, batch: int, agents: int, dtype: DTypeLike = jnp.float32) -> History:
         """The memory of agents that have seen nothing."""
-        width = self.norm.gain.shape[0]
-        heads = self.blocks[0].heads
-        shape = (batch, agents, self.window - 1, heads, width // heads)
-        zeros = tuple(jnp.zeros(shape, dtype) for _ in self.blocks)
-        return History(zeros, zeros, jnp.full((batch, self.window - 1), -1))
+        layers, width = self.layers.norm_attention.gain.shape
+        heads = self.layers.heads
+        shape = (layers, batch, agents, self.window - 1, heads, width // heads)
+        return History(
+            jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((batch, shape[3]), -1)
+        )
 
     def __call__(
         self,
@@ -143,33 +143,28 @@ class TemporalTransformer(eqx.Module):
         seen = jnp.concatenate([past.episode, episode], axis=1)
         place = jnp.arange(seen.shape[1])
         mask = _may_see(place[-length:], place, self.window)[None]
-        mask = mask & (episode[:, :, None] == seen[:, None, :])
-        history_keys, history_values = [], []
-        for block, old_key, old_value, dropout in zip(
-            self.blocks, past.keys, past.values, _split(key, len(self.blocks)), strict=True
-        ):
-            query, new_key, new_value = block.project(x)
-            all_keys = jnp.concatenate([old_key.astype(new_key.dtype), new_key], axis=2)
-            all_values = jnp.concatenate([old_value.astype(new_value.dtype), new_value], axis=2)
-            mixed = attend(
-                rotate(query, place[-length:]),
-                rotate(all_keys, place),
-                all_values,
-                mask[:, None],
-                dropout=block.dropout,
-                key=dropout.weights,
-            )
-            x = block.finish(x, mixed, dropout)
-            history_keys.append(all_keys)
-            history_values.append(all_values)
-        return self.norm(x), History(tuple(history_keys), tuple(history_values), seen)
+        mask = (mask & (episode[:, :, None] == seen[:, None, :]))[:, None]
+        turn = turns(place, x.shape[-1] // self.layers.heads)
+        turn_now = jax.tree.map(lambda leaf: leaf[-length:], turn)
+
+        def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
+            block, old_keys, old_values, dropout = given
+            query, key_, value = block.project(x)
+            keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
+            values = jnp.concatenate([old_values.astype(value.dtype), value], axis=2)
+            weight = attention_weights(rotate(query, turn_now), rotate(keys, turn), mask)
+            weight = drop(weight, block.dropout, dropout.weights)
+            mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values)
+            return block.finish(x, mixed, dropout), (keys, values)
+
+        given = (self.layers, past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
+        x, (keys, values) = jax.lax.scan(layer, x, given)
+        return self.norm(x), History(keys, values, seen)
 
     def no_branches(self, history: History, roots: int, steps: int) -> Branches:
         """Room for `steps` imagined records after each of `roots` records."""
-        room = tuple(
-            jnp.zeros((*leaf.shape[:2], roots, steps, *leaf.shape[3:]), leaf.dtype)
-            for leaf in history.keys
-        )
+        layers, batch, agents, _, heads, size = history.keys.shape
+        room = jnp.zeros((layers, batch, agents, roots, steps, heads, size), history.keys.dtype)
         return Branches(room, room)
 
     def branch(
@@ -183,52 +178,51 @@ class TemporalTransformer(eqx.Module):
     ) -> tuple[Float[Array, "B N R D"], Branches]:
         """One more record for each root: number `step` after place `last` of the history."""
         place = jnp.arange(history.episode.shape[1])
-        own_place = jnp.arange(branches.keys[0].shape[3])
+        own_place = jnp.arange(branches.keys.shape[4])
         now = last + 1 + step
         shared = _may_see(now, place, self.window) & (place[None, :] <= last[:, None])
         shared = shared[None] & (episode[:, :, None] == history.episode[:, None, :])
         own = _may_see(step[None], own_place, self.window)
         own = jnp.broadcast_to(own[None], (*shared.shape[:2], own_place.shape[0]))
         mask = jnp.concatenate([shared, own], axis=-1)[:, None]
-        all_keys, all_values = [], []
-        for layer, block in enumerate(self.blocks):
-            query, new_key, new_value = block.project(x)
-            own_keys = jax.lax.dynamic_update_index_in_dim(
-                branches.keys[layer], new_key, step, axis=3
-            )
-            own_values = jax.lax.dynamic_update_index_in_dim(
-                branches.values[layer], new_value, step, axis=3
-            )
-            turned = rotate(query, now)
-            to_shared = _scores(turned, rotate(history.keys[layer], place))
-            own_now = last[:, None] + 1 + own_place[None, :]
+        size = x.shape[-1] // self.layers.heads
+        turn, turn_now = turns(place, size), turns(now, size)
+        turn_own = turns(last[:, None] + 1 + own_place[None, :], size)
+
+        def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
+            block, keys, values, own_keys, own_values = given
+            query, key_, value = block.project(x)
+            own_keys = jax.lax.dynamic_update_index_in_dim(own_keys, key_, step, axis=3)
+            own_values = jax.lax.dynamic_update_index_in_dim(own_values, value, step, axis=3)
+            query = rotate(query, turn_now)
+            to_shared = _scores(query, rotate(keys, turn))
             to_own = jnp.einsum(
                 "bnrhk,bnrphk->bnhrp",
-                turned,
-                rotate(own_keys, own_now),
+                query,
+                rotate(own_keys, turn_own),
                 preferred_element_type=jnp.float32,
             )
             weight = _weigh(jnp.concatenate([to_shared, to_own], axis=-1), mask, query)
             on_shared, on_own = jnp.split(weight, [place.shape[0]], axis=-1)
-            mixed = jnp.einsum("bnhrs,bnshk->bnrhk", on_shared, history.values[layer])
+            mixed = jnp.einsum("bnhrs,bnshk->bnrhk", on_shared, values)
             mixed = mixed + jnp.einsum("bnhrp,bnrphk->bnrhk", on_own, own_values)
-            x = block.finish(x, mixed, _DropoutKeys())
-            all_keys.append(own_keys)
-            all_values.append(own_values)
-        return self.norm(x), Branches(tuple(all_keys), tuple(all_values))
+            return block.finish(x, mixed, _DropoutKeys()), (own_keys, own_values)
+
+        given = (self.layers, history.keys, history.values, branches.keys, branches.values)
+        x, (keys, values) = jax.lax.scan(layer, x, given)
+        return self.norm(x), Branches(keys, values)
 
 
 class AgentAttention(eqx.Module):
     """Attention of the agents of a team to each other; no order, no identity."""
 
-    blocks: tuple[Block, ...]
+    layers: Block
+    """All layers in one block, stacked on the first axis of every tensor."""
 
     def __init__(
         self, layers: int, width: int, heads: int, *, dropout: float = 0.0, key: Key[Array, ""]
     ) -> None:
-        self.blocks = tuple(
-            Block(width, heads, dropout, key=key) for key in jax.random.split(key, layers)
-        )
+        self.layers = _stack(layers, width, heads, dropout, key)
 
     def __call__(
         self,
@@ -240,36 +234,46 @@ class AgentAttention(eqx.Module):
         """Agents see those present and themselves, so that nobody sees nothing."""
         alone = jnp.broadcast_to(jnp.eye(x.shape[-2], dtype=bool), (*x.shape[:-1], x.shape[-2]))
         mask = present[..., None, :] | alone
-        for block, dropout in zip(self.blocks, _split(key, len(self.blocks)), strict=True):
-            mixed = attend(*block.project(x), mask, dropout=block.dropout, key=dropout.weights)
-            x = block.finish(x, mixed, dropout)
-        return x
+
+        def layer(x: Array, given: tuple[Block, _DropoutKeys]) -> tuple[Array, None]:
+            block, dropout = given
+            query, key_, value = block.project(x)
+            weight = attention_weights(query, key_, mask)
+            weight = drop(weight, block.dropout, dropout.weights)
+            mixed = jnp.einsum("...hnm,...mhk->...nhk", weight, value)
+            return block.finish(x, mixed, dropout), None
+
+        layers = self.layers.norm_attention.gain.shape[0]
+        return jax.lax.scan(layer, x, (self.layers, _dropout_keys(key, layers)))[0]
 
 
-def attend(
-    query: Float[Array, "*b T H K"],
-    key_: Float[Array, "*b S H K"],
-    value: Float[Array, "*b S H K"],
-    mask: Bool[Array, "*m T S"],
-    *,
-    dropout: float,
-    key: Key[Array, ""] | None,
-) -> Float[Array, "*b T H K"]:
-    """Softmax attention in float32."""
-    weight = _weigh(_scores(query, key_), mask, query)
-    weight = drop(weight, dropout, key)
-    return jnp.einsum("...hts,...shk->...thk", weight, value)
+def attention_weights(
+    query: Float[Array, "*b T H K"], key: Float[Array, "*b S H K"], mask: Bool[Array, "*m T S"]
+) -> Float[Array, "*b H T S"]:
+    """Softmax attention, in float32 until the end."""
+    return _weigh(_scores(query, key), mask, query)
 
 
-def rotate(x: Float[Array, "*b T H K"], place: Int[Array, "*t"]) -> Float[Array, "*b T H K"]:
-    """Rotary positions: pairs of features turn with the place, so products know distances."""
-    half = x.shape[-1] // 2
+class Turn(NamedTuple):
+    """Cosine and sine of the angle by which each pair of features turns at each place."""
+
+    cos: Float[Array, "*t 1 K/2"]
+    sin: Float[Array, "*t 1 K/2"]
+
+
+def turns(place: Int[Array, "*t"], size: int) -> Turn:
+    """Rotary positions: features turn with the place, so that products know distances only."""
+    half = size // 2
     speed = 10_000.0 ** (-jnp.arange(half) / half)
-    angle = place[..., None].astype(jnp.float32) * jnp.expand_dims(speed, tuple(range(place.ndim)))
-    angle = angle[..., None, :]
-    angle = jnp.expand_dims(angle, tuple(range(x.ndim - angle.ndim)))
+    speed = jnp.expand_dims(speed, tuple(range(place.ndim + 1)))
+    angle = place[..., None, None].astype(jnp.float32) * speed
+    return Turn(jnp.cos(angle), jnp.sin(angle))
+
+
+def rotate(x: Float[Array, "*b H K"], turn: Turn) -> Float[Array, "*b H K"]:
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    missing = tuple(range(x.ndim - turn.cos.ndim))
+    cos, sin = jnp.expand_dims(turn.cos, missing), jnp.expand_dims(turn.sin, missing)
     turned = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
     return turned.astype(x.dtype)
 
@@ -283,15 +287,21 @@ def drop(x: Array, rate: float, key: Key[Array, ""] | None) -> Array:
 
 
 class _DropoutKeys(NamedTuple):
-    weights: Key[Array, ""] | None = None
-    attended: Key[Array, ""] | None = None
-    fed: Key[Array, ""] | None = None
+    weights: Key[Array, "*l"] | None = None
+    attended: Key[Array, "*l"] | None = None
+    fed: Key[Array, "*l"] | None = None
 
 
-def _split(key: Key[Array, ""] | None, layers: int) -> list[_DropoutKeys]:
+def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> _DropoutKeys:
+    """Keys of every layer, layers first; none at all without a key."""
     if key is None:
-        return [_DropoutKeys()] * layers
-    return [_DropoutKeys(*jax.random.split(layer, 3)) for layer in jax.random.split(key, layers)]
+        return _DropoutKeys()
+    return _DropoutKeys(*jax.random.split(key, (3, layers)))
+
+
+def _stack(layers: int, width: int, heads: int, dropout: float, key: Key[Array, ""]) -> Block:
+    make = jax.vmap(lambda key: Block(width, heads, dropout, key=key))
+    return make(jax.random.split(key, layers))
 
 
 def _may_see(query: Int[Array, " Q"], place: Int[Array, " S"], window: int) -> Bool[Array, "Q S"]:
@@ -310,9 +320,3 @@ def _weigh(scores: Array, mask: Array, query: Array) -> Array:
     scaled = scores * query.shape[-1] ** -0.5
     seen = jnp.where(mask[..., None, :, :], scaled, FAR_BELOW)
     return jax.nn.softmax(seen, axis=-1).astype(query.dtype)
-
-
-def _latest(leaf: Array, length: int) -> Array:
-    """The last records; time is the second axis of flags and the third of keys and values."""
-    axis = 1 if leaf.ndim == 2 else 2
-    return jax.lax.slice_in_dim(leaf, leaf.shape[axis] - length, leaf.shape[axis], axis=axis)

@@ -8,7 +8,7 @@ add a gradient to the features alone, which moves no joint parameter and no logg
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -134,7 +134,10 @@ def joint_losses(
     valid = outcome_masks(record)
     posterior, h = sg(local.posterior), sg(states.h[:, 1:])
 
-    u, _ = run_joint(joint, sg(states.s), record, episode, past.joint, key=key)
+    def predict(joint: JointModel, s: Array) -> Array:
+        return run_joint(joint, s, record, episode, past.joint, key=key)[0]
+
+    u, u_routed = part_gradients(predict)(joint, states.s)
     outcome = joint.read(u[:, :-1])
     terms = reduce(outcome_losses(outcome, target, config), valid)
     align = kl(sg(states.q[:, 1:]), posterior(h, outcome.e_hat))
@@ -144,8 +147,7 @@ def joint_losses(
         "multi_step": multi_step,
         "discrimination": discrimination,
     }
-    routed = _routes(sg(joint), states, record, episode, past, target, valid, config, key)
-    return terms, routed
+    return terms, _routes(sg(joint), u_routed[:, :-1], target, valid, config)
 
 
 def ahead_losses(
@@ -201,23 +203,38 @@ def reduce(
     return {name: masked_mean(loss, valid[name]) for name, loss in losses.items()}
 
 
+def part_gradients(
+    predict: Callable[[JointModel, Array], Array],
+) -> Callable[[JointModel, Array], tuple[Array, Array]]:
+    """One forward pass, two equal results: gradients of the first reach the model alone, those of
+    the second the states alone."""
+
+    @jax.custom_vjp
+    def parted(joint: JointModel, s: Array) -> tuple[Array, Array]:
+        u = predict(joint, s)
+        return u, u
+
+    def forward(joint: JointModel, s: Array) -> tuple[tuple[Array, Array], Callable]:
+        u, pull_back = jax.vjp(predict, joint, s)
+        return (u, u), pull_back
+
+    def backward(pull_back: Callable, cotangents: tuple[Array, Array]) -> tuple:
+        to_model, to_states = cotangents
+        return pull_back(to_model)[0], pull_back(to_states)[1]
+
+    parted.defvjp(forward, backward)
+    return parted
+
+
 def _routes(
     frozen: JointModel,
-    states: States,
-    record: Record,
-    episode: Int[Array, "B T"],
-    past: Past,
+    u: Float[Array, "B T-1 N U"],
     target: Target,
     valid: Mapping[str, Bool[Array, "*b N"]],
     config: MajepaConfig,
-    key: Key[Array, ""],
 ) -> Float[Array, ""]:
-    """What factual outcomes and embeddings send into the local states, through frozen weights."""
+    """What factual outcomes and embeddings send into the local states, through frozen heads."""
     routes, weights = config.routes, config.loss.joint
-    if routes.outcome == 0 and routes.jepa == 0:
-        return jnp.zeros(())
-    # The same dropout as in the joint losses, so that the compiler shares the forward pass.
-    u, _ = run_joint(frozen, states.s, record, episode, past.joint, key=key)
-    terms = reduce(outcome_losses(frozen.read(u[:, :-1]), target, config), valid)
+    terms = reduce(outcome_losses(frozen.read(u), target, config), valid)
     outcome = sum(getattr(weights, name) * terms[name] for name in ("reward", "cont", "alive"))
     return routes.outcome * outcome + routes.jepa * weights.emb * terms["emb"]

@@ -8,6 +8,7 @@ alignment of trajectories, and are cut at the start of every chunk of two transi
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -77,22 +78,21 @@ def self_fed(
     rollout = _roll_out(
         sg(local), joint, states, record, tokens, past, root, steps, config, key_latent
     )
-    every = targets(states, e_bar, record)
-    q_real = sg(states.q)
-    losses, diagnostics = [], []
-    for horizon in range(1, steps + 1):
-        reached: _Rollout = jax.tree.map(lambda leaf, k=horizon - 1: leaf[k], rollout)
-        at = jnp.minimum(root.time + horizon, record.reward.shape[1] - 1)
-        target: Target = jax.tree.map(lambda leaf, at=at: leaf[root.row, at], every)
-        team, agent = endpoint_masks(record, root.row, root.time, root.valid, horizon)
-        if horizon in config.loss.self_fed_horizons:
-            entry = outcome_losses(reached.outcome, target, config)
-            entry["trajectory"] = kl(q_real[root.row, at], reached.q)
-            losses.append(_weigh(entry, team, agent, config))
-        diagnostics.append(_diagnose(reached, target, team, agent, config))
-    columns = (jnp.stack(column) for column in zip(*diagnostics, strict=True))
-    loss = sum(losses, jnp.zeros(())) / len(losses)
-    return SelfFed(loss, jnp.mean(root.valid, dtype=jnp.float32), *columns)
+    at = root.time[None, :] + jnp.arange(1, steps + 1)[:, None]
+    at = jnp.minimum(at, record.reward.shape[1] - 1)
+    target: Target = jax.tree.map(
+        lambda leaf: leaf[root.row[None, :], at], targets(states, e_bar, record)
+    )
+    entry = outcome_losses(rollout.outcome, target, config)
+    entry["trajectory"] = kl(sg(states.q)[root.row[None, :], at], rollout.q)
+    team, agent = endpoint_masks(record, root.row, root.time, root.valid, steps)
+    per_step = _weigh(entry, team, agent, config)
+    endpoints = jnp.asarray(config.loss.self_fed_horizons) - 1
+    return SelfFed(
+        jnp.mean(per_step[endpoints]),
+        jnp.mean(root.valid, dtype=jnp.float32),
+        *_diagnose(rollout, entry, target, team, agent, config),
+    )
 
 
 def draw_roots(record: Record, count: int, key: Key[Array, ""]) -> _Root:
@@ -108,16 +108,16 @@ def endpoint_masks(
     row: Int[Array, " R"],
     time: Int[Array, " R"],
     valid: Bool[Array, " R"],
-    horizon: int,
-) -> tuple[Bool[Array, "R N"], Bool[Array, "R N"]]:
-    """Slots whose endpoint counts: for team outcomes, and for an agent's own."""
+    steps: int,
+) -> tuple[Bool[Array, "H R N"], Bool[Array, "H R N"]]:
+    """Slots that count after 1, 2, ... steps: for team outcomes, and for an agent's own."""
     length = record.reward.shape[1]
-    steps = time[:, None] + jnp.arange(1, horizon + 1)[None]
-    crosses = record.is_first[row[:, None], jnp.minimum(steps, length - 1)].any(-1)
-    inside = valid & (time + horizon < length) & ~crosses
-    there = record.present[row, jnp.minimum(time + horizon, length - 1)]
-    team = inside[:, None] & there
-    return team, team & record.present[row, time] & record.alive[row, time]
+    at = time[None, :] + jnp.arange(1, steps + 1)[:, None]
+    reached = jnp.minimum(at, length - 1)
+    crossed = jnp.cumsum(record.is_first[row[None, :], reached], axis=0) > 0
+    inside = valid[None, :] & (at < length) & ~crossed
+    team = inside[..., None] & record.present[row[None, :], reached]
+    return team, team & (record.present & record.alive)[row, time][None]
 
 
 def _roll_out(
@@ -212,36 +212,43 @@ def _shorten(history: History, window: int) -> History:
 
 
 def _weigh(
-    entry: dict[str, Float[Array, "R N"]],
-    team: Bool[Array, "R N"],
-    agent: Bool[Array, "R N"],
+    entry: dict[str, Float[Array, "H R N"]],
+    team: Bool[Array, "H R N"],
+    agent: Bool[Array, "H R N"],
     config: MajepaConfig,
-) -> Float[Array, ""]:
-    """The bracket of Eq. self-fed-objective at one endpoint."""
-    weights = config.loss.joint
-    total = config.loss.trajectory * masked_mean(entry.pop("trajectory"), agent)
-    for name, loss in entry.items():
-        valid = team if name in ("reward", "cont") else agent
-        total += getattr(weights, name) * masked_mean(loss, valid)
-    return total
+) -> Float[Array, " H"]:
+    """The bracket of Eq. self-fed-objective after each number of steps."""
+    coefficients = {**dataclasses.asdict(config.loss.joint), "trajectory": config.loss.trajectory}
+    terms = [
+        coefficients[name] * _mean_per_step(loss, team if name in ("reward", "cont") else agent)
+        for name, loss in entry.items()
+    ]
+    return sum(terms, jnp.zeros(team.shape[0]))
 
 
 def _diagnose(
-    reached: _Rollout,
+    rollout: _Rollout,
+    entry: dict[str, Float[Array, "H R N"]],
     target: Target,
-    team: Bool[Array, "R N"],
-    agent: Bool[Array, "R N"],
+    team: Bool[Array, "H R N"],
+    agent: Bool[Array, "H R N"],
     config: MajepaConfig,
-) -> tuple[Float[Array, ""], ...]:
-    reward = TwoHot(config.bins).mean(reached.outcome.reward)
-    cont = jax.nn.sigmoid(reached.outcome.cont)
-    drawn = jax.nn.sigmoid(reached.legal) * agent[..., None]
+) -> tuple[Float[Array, " H"], ...]:
+    outcome = rollout.outcome
+    reward_error = jnp.abs(TwoHot(config.bins).mean(outcome.reward) - target.reward)
     real_cont = config.policy.discount * (1.0 - target.terminal)
-    similar = 1 - outcome_losses(reached.outcome, target, config)["emb"]
+    cont_error = jnp.abs(jax.nn.sigmoid(outcome.cont) - real_cont)
+    alive_error = ((outcome.alive >= 0) != target.alive).astype(jnp.float32)
+    drawn = jax.nn.sigmoid(rollout.legal) * agent[..., None]
+    illegal = jnp.sum(drawn * ~target.legal, axis=(1, 2, 3))
     return sg((
-        masked_mean(jnp.abs(reward - target.reward), team),
-        masked_mean(jnp.abs(cont - real_cont), team),
-        masked_mean(((reached.outcome.alive >= 0) != target.alive).astype(jnp.float32), agent),
-        jnp.sum(drawn * ~target.legal) / jnp.maximum(jnp.sum(drawn), 1e-8),
-        masked_mean(similar, agent),
+        _mean_per_step(reward_error, team),
+        _mean_per_step(cont_error, team),
+        _mean_per_step(alive_error, agent),
+        illegal / jnp.maximum(jnp.sum(drawn, axis=(1, 2, 3)), 1e-8),
+        _mean_per_step(1 - entry["emb"], agent),
     ))  # fmt: skip
+
+
+def _mean_per_step(x: Float[Array, "H R N"], valid: Bool[Array, "H R N"]) -> Float[Array, " H"]:
+    return jax.vmap(masked_mean)(x, valid)

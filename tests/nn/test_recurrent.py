@@ -1,11 +1,23 @@
 """Layers of recurrent agents against their definitions."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from majepa.nn.recurrent import GRU, LayerNorm, orthogonal_linear
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def make_gru(inputs, size, key):
+    return GRU(inputs, size, key=key)
+
+
+@jax.jit
+def run(gru, x, is_first, hidden):
+    return gru(x, is_first, hidden)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(5, 5), (4, 9), (9, 4)])
@@ -32,34 +44,34 @@ def test_layer_norm_standardises_each_example():
 
 
 def test_the_gru_follows_its_equations(key):
-    gru = GRU(3, 4, key=key)
+    gru = make_gru(3, 4, key)
     x, hidden = jax.random.normal(key, (3,)), jnp.linspace(-0.5, 0.5, 4)
     drive = np.asarray(x) @ np.asarray(gru.from_input.weight)
     back = np.asarray(hidden) @ np.asarray(gru.from_hidden.weight)
     reset, update = (1 / (1 + np.exp(-drive[a : a + 4] - back[a : a + 4])) for a in (0, 4))
     candidate = np.tanh(drive[8:] + reset * back[8:])
     expected = (1 - update) * candidate + update * np.asarray(hidden)
-    out = gru(x[None], jnp.array([False]), hidden)
+    out = run(gru, x[None], jnp.array([False]), hidden)
     np.testing.assert_allclose(out[0], expected, atol=1e-6)
 
 
 def test_the_gru_forgets_before_a_first_step_and_only_then(key):
-    gru = GRU(2, 3, key=key)
+    gru = make_gru(2, 3, key)
     x = jax.random.normal(key, (7, 2))
     is_first = jnp.array([False, False, False, True, False, False, False])
     hidden = jnp.ones(3)
-    out = gru(x, is_first, hidden)
+    out = run(gru, x, is_first, hidden)
 
-    fresh = gru(x[3:], jnp.zeros(4, bool), jnp.zeros(3))
+    fresh = run(gru, x[3:], jnp.zeros(4, bool), jnp.zeros(3))
     np.testing.assert_allclose(out[3:], fresh, atol=1e-6)
-    through = gru(x, jnp.zeros(7, bool), hidden)
+    through = run(gru, x, jnp.zeros(7, bool), hidden)
     np.testing.assert_allclose(out[:3], through[:3], atol=1e-6)
     assert np.all(np.abs(out[3] - through[3]) > 1e-4)
 
 
 def test_the_gru_in_chunks_equals_the_gru_at_once(key):
-    gru = GRU(2, 3, key=key)
+    gru = make_gru(2, 3, key)
     x, is_first = jax.random.normal(key, (6, 2)), jnp.zeros(6, bool).at[4].set(True)
-    whole = gru(x, is_first, jnp.zeros(3))
-    second = gru(x[3:], is_first[3:], whole[2])
+    whole = run(gru, x, is_first, jnp.zeros(3))
+    second = run(gru, x[3:], is_first[3:], whole[2])
     np.testing.assert_allclose(second, whole[3:], atol=1e-6)

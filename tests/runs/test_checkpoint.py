@@ -1,0 +1,143 @@
+"""Checkpoints: every bit comes back, and whatever does not fit is refused by name."""
+
+import json
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from majepa.checkpoint import CheckpointError, load, read_meta, save
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+def tree():
+    key = jax.random.key(7)
+    return {
+        "nets": Pair(jax.random.normal(key, (3, 2)), [jnp.arange(4, dtype=jnp.uint8)]),
+        "half": jnp.asarray([0.1, -3.0, jnp.inf], jnp.bfloat16),
+        "keys": jax.random.split(key, 3),
+        "key": jax.random.key(5, impl="rbg"),
+        "flags": jnp.asarray([True, False]),
+        "scalar": jnp.asarray(2.5),
+        "empty": jnp.zeros((0, 4)),
+        "nothing": None,
+        "host": np.asarray([1, 2], np.int64),
+        "count": 2**40,
+        "rate": 0.1,
+        "done": False,
+    }
+
+
+def bits(leaf):
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return str(leaf.dtype), np.asarray(jax.random.key_data(leaf)).tobytes()
+    return str(np.asarray(leaf).dtype), np.shape(leaf), np.asarray(leaf).tobytes()
+
+
+def assert_same(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert isinstance(b, jax.Array) == isinstance(a, jax.Array)
+        assert bits(a) == bits(b)
+
+
+@pytest.fixture
+def path(tmp_path):
+    save(tmp_path / "deep" / "last.safetensors", tree(), {"seconds": 1.5})
+    return tmp_path / "deep" / "last.safetensors"
+
+
+def test_every_bit_comes_back(path):
+    assert_same(tree(), load(path, tree()))
+    assert read_meta(path) == {"seconds": 1.5}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_shapes_alone_are_enough_to_load_into(path):
+    shapes = jax.tree.map(
+        lambda leaf: jax.eval_shape(lambda: leaf) if isinstance(leaf, jax.Array) else leaf, tree()
+    )
+    assert_same(tree(), load(path, shapes))
+
+
+def test_what_was_loaded_may_be_donated(path):
+    loaded = load(path, tree())["nets"].first
+    expected = np.asarray(loaded) + 1
+    np.testing.assert_array_equal(jax.jit(lambda x: x + 1, donate_argnums=0)(loaded), expected)
+
+
+def test_names_are_paths(path):
+    names = set(load_file(path))
+    assert {"nets/first", "nets/second/0", "half", "count"} <= names and "nothing" not in names
+
+
+def change(**changes):
+    return {**tree(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        (change(more=jnp.zeros(2)), "no leaf 'more'"),
+        ({name: leaf for name, leaf in tree().items() if name != "scalar"}, "a leaf 'scalar' that"),
+        (change(scalar=jnp.zeros(1)), r"'scalar' is float32\(\), this run needs float32\(1,\)"),
+        (change(scalar=jnp.asarray(1)), r"'scalar' is float32\(\), this run needs int32\(\)"),
+        (change(half=jnp.zeros(3)), r"'half' is bfloat16\(3,\), this run needs float32\(3,\)"),
+        (change(keys=jnp.zeros((3, 2), jnp.uint32)), "'keys' is key data uint32"),
+        (change(flags=jax.random.split(jax.random.key(0))), "'flags' is bool"),
+        (change(key=jax.random.key(0)), r"'key' is key<rbg>\(\), this run needs key<fry>"),
+        (change(count=0.5), "'count' is int64.*needs a Python float"),
+    ],
+)
+def test_a_leaf_that_does_not_fit_is_named(path, like, message):
+    with pytest.raises(CheckpointError, match=message):
+        load(path, like)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere"):
+        load(tmp_path / "nowhere", tree())
+
+
+@pytest.mark.parametrize("keep", [0, 4, 200, -1])
+def test_a_truncated_file(path, keep):
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        load(path, tree())
+
+
+def test_a_foreign_file(path):
+    save_file({"a": np.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match="is not a checkpoint of majepa"):
+        load(path, tree())
+
+
+def test_a_newer_format(path):
+    header = {"format": 99, "majepa": "9.0", "keys": {}, "meta": {}}
+    save_file({"a": np.zeros(2)}, path, metadata={"majepa": json.dumps(header)})
+    with pytest.raises(CheckpointError, match=r"format 99, written by majepa 9\.0"):
+        load(path, tree())
+
+
+def test_two_leaves_of_one_name(tmp_path):
+    with pytest.raises(CheckpointError, match="same name, 'a/b'"):
+        save(tmp_path / "x", {"a/b": jnp.zeros(1), "a": {"b": jnp.zeros(1)}})
+
+
+def test_a_failed_save_leaves_the_old_file(path, monkeypatch):
+    before = path.read_bytes()
+
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("majepa.checkpoint.save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(path, tree())
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
