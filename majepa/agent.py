@@ -7,12 +7,11 @@ with the new parameters, imagines from it, and takes five steps of actor and cri
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from . import diagnostics
@@ -23,7 +22,7 @@ from .envs.base import EnvSpec, TimeStep
 from .imagine import imagine
 from .nn.dists import sample_index
 from .nn.layers import cast
-from .nn.optim import apply_update, follow, is_finite, make_optimizer
+from .nn.optim import apply_update, begin_optimizer, follow, is_finite, make_optimizer
 from .nn.transformer import History
 from .policy.actor import Actor
 from .policy.critic import Critic
@@ -53,10 +52,12 @@ class Params(NamedTuple):
 
 
 class Optimizers(NamedTuple):
-    local: optax.OptState
-    joint: optax.OptState
-    actor: optax.OptState
-    critic: optax.OptState
+    """The state of each group's optimizer."""
+
+    local: Any
+    joint: Any
+    actor: Any
+    critic: Any
 
 
 class Learner(NamedTuple):
@@ -122,10 +123,10 @@ class Majepa:
             params=params,
             target_encoder=params.local.encoder,
             optimizers=Optimizers(
-                local=self.model_optimizer.init(params.local),
-                joint=self.model_optimizer.init(params.joint),
-                actor=self.actor_optimizer.init(params.actor),
-                critic=self.critic_optimizer.init(params.critic),
+                local=begin_optimizer(self.model_optimizer, params.local),
+                joint=begin_optimizer(self.model_optimizer, params.joint),
+                actor=begin_optimizer(self.actor_optimizer, params.actor),
+                critic=begin_optimizer(self.critic_optimizer, params.critic),
             ),
             replay=self.make_replay(),
             transitions=jnp.zeros((), jnp.int32),
@@ -293,9 +294,8 @@ class Majepa:
         replayed = replay_targets(roots.s, record, frozen.returns[0], config)
         # From here on the target critic would be copied from the new critic: it is read no more.
         params, optimizers, epochs = self.improve(params, optimizers, frozen, replayed)
-        metrics = diagnostics.of_behaviour(
-            imagined, frozen, replayed, epochs, values(target_critic, *replayed[:3], config)
-        )
+        value = values(target_critic, replayed.s, replayed.present, replayed.alive, config)
+        metrics = diagnostics.of_behaviour(imagined, frozen, replayed, epochs, value)
         return params, optimizers, roots.z, metrics
 
     def improve(
@@ -322,7 +322,7 @@ class Majepa:
             )  # fmt: skip
             params = params._replace(actor=actor, critic=critic)
             optimizers = optimizers._replace(actor=actor_state, critic=critic_state)
-            report = Epoch(loss_pi, pi, *v, actor_report, critic_report)
+            report = Epoch(loss_pi, pi, v[0], v[1], actor_report, critic_report)
             return (params, optimizers, old), report
 
         old = jnp.zeros(frozen.action.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,15 +44,23 @@ def make_optimizer(config: OptimizerConfig, rate: float) -> optax.GradientTransf
     )
 
 
+def begin_optimizer(optimizer: optax.GradientTransformation, params: PyTree[Array]) -> Any:
+    """The optimizer's state before its first step."""
+    begin: Any = optimizer.init
+    return begin(params)
+
+
 def apply_update(
     optimizer: optax.GradientTransformation,
     gradient: Tree,
-    state: optax.OptState,
+    state: Any,
     params: Tree,
     is_good: Bool[Array, ""] | bool = True,
-) -> tuple[Tree, optax.OptState, Report]:
+) -> tuple[Tree, Any, Report]:
     """One step, if the caller finds it good and all of it is finite; otherwise nothing changes."""
-    update, stepped_state = optimizer.update(gradient, state, params)
+    # optax's types know arrays, not modules of them.
+    step: Any = optimizer.update
+    update, stepped_state = step(gradient, state, params)
     gradient_norm, update_norm = _norm(gradient), _norm(update)
     taken = jnp.asarray(is_good) & jnp.isfinite(gradient_norm) & jnp.isfinite(update_norm)
     update = jax.tree.map(lambda leaf: jnp.where(taken, leaf, 0.0), update)
@@ -105,7 +113,11 @@ def _clip_adaptively(limit: float, floor: float) -> optax.GradientTransformation
         assert params is not None
         return jax.tree_util.tree_map_with_path(clip, gradient, params), state
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    def init(params: PyTree[Array]) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    return optax.GradientTransformation(cast(Any, init), cast(Any, update))
 
 
 def _normalise(decay: float, eps: float) -> optax.GradientTransformation:

@@ -124,7 +124,9 @@ class TemporalTransformer(eqx.Module):
         heads = self.layers.heads
         shape = (layers, batch, agents, self.window - 1, heads, width // heads)
         return History(
-            jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((batch, shape[3]), -1)
+            jnp.zeros(shape, dtype),
+            jnp.zeros(shape, dtype),
+            jnp.full((batch, shape[3]), -1, jnp.int32),
         )
 
     def __call__(
