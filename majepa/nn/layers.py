@@ -25,14 +25,25 @@ class Linear(eqx.Module):
     bias: Float[Array, " O"]
 
     def __init__(
-        self, size_in: int, size_out: int, *, key: Key[Array, ""], scale: float = 1.0
+        self,
+        size_in: int,
+        size_out: int,
+        *,
+        key: Key[Array, ""],
+        scale: float = 1.0,
+        bias_scale: float = 0.0,
     ) -> None:
-        """Truncated normal weights of fan-in variance, times `scale`; zero bias."""
+        """Truncated normal weights of fan-in variance, times `scale`; bias zero unless asked.
+
+        Where the input may be all zeros and a norm follows, a zero bias would make the norm blow
+        gradients up: such a map needs a bias.
+        """
+        key_weight, key_bias = jax.random.split(key)
         # A normal cut at two deviations has deviation 0.8796, and 1 / 0.8796 = 1.1368.
         deviation = scale * 1.1368 * size_in**-0.5
-        draw = jax.random.truncated_normal(key, -2.0, 2.0, (size_in, size_out))
+        draw = jax.random.truncated_normal(key_weight, -2.0, 2.0, (size_in, size_out))
         self.weight = deviation * draw
-        self.bias = jnp.zeros(size_out)
+        self.bias = bias_scale * jax.random.normal(key_bias, (size_out,))
 
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
         return along(self.bias, product(x, self.weight))
@@ -67,13 +78,16 @@ class MLP(eqx.Module):
         *,
         key: Key[Array, ""],
         out_scale: float = 1.0,
+        first_bias: float = 0.0,
     ) -> None:
+        """`first_bias` is for inputs that may be all zeros; see `Linear`."""
         sizes = list(itertools.pairwise([size_in, *hidden, size_out]))
         scales = [1.0] * len(hidden) + [out_scale]
         keys = jax.random.split(key, len(sizes))
+        biases = [first_bias] + [0.0] * len(hidden)
         self.linears = tuple(
-            Linear(size_in, size_out, key=key, scale=scale)
-            for (size_in, size_out), key, scale in zip(sizes, keys, scales, strict=True)
+            Linear(*size, key=key, scale=scale, bias_scale=bias)
+            for size, key, scale, bias in zip(sizes, keys, scales, biases, strict=True)
         )
         self.norms = tuple(RMSNorm(width) for width in hidden)
 

@@ -27,7 +27,8 @@ class Encoder(eqx.Module):
 
     def __init__(self, observation_size: int, config: LocalConfig, *, key: Key[Array, ""]) -> None:
         hidden = [config.encoder_width] * config.encoder_layers
-        self.mlp = MLP(observation_size, hidden, config.embedding, key=key)
+        # The dead observe zeros.
+        self.mlp = MLP(observation_size, hidden, config.embedding, key=key, first_bias=0.1)
 
     def __call__(self, o: Float[Array, "*b O"]) -> Float[Array, "*b E"]:
         return self.mlp(symlog(o))
@@ -45,7 +46,8 @@ class Dynamics(eqx.Module):
     def __init__(self, num_actions: int, config: LocalConfig, *, key: Key[Array, ""]) -> None:
         key_token, key_transformer, key_state = jax.random.split(key, 3)
         latent = config.latents * config.classes
-        self.token = Linear(latent + num_actions, config.width, key=key_token)
+        # At an episode's start nothing has been inferred or done.
+        self.token = Linear(latent + num_actions, config.width, key=key_token, bias_scale=0.1)
         self.token_norm = RMSNorm(config.width)
         self.transformer = TemporalTransformer(
             config.layers, config.width, config.heads, config.window, key=key_transformer

@@ -399,7 +399,8 @@ def test_the_critic_loss_by_hand():
 
 def test_the_actor_loss_by_hand():
     algorithm, _, learner, _, (batch, _), _ = played("recurrent")
-    batch = batch._replace(log_prob=batch.log_prob - jnp.log(1.1))
+    slope = jnp.linspace(-1.0, 2.0, batch.action.size).reshape(batch.action.shape)
+    batch = batch._replace(log_prob=batch.log_prob - jnp.log(1.1), advantage=slope)
     loss, metrics = jax.jit(algorithm.actor_loss)(learner.actor, batch)
     logits = replayed(learner.actor, batch.view, batch.is_first, batch.actor_hidden)
     probs, acts = np.asarray(jax.nn.softmax(logits)), np.asarray(batch.acts)
