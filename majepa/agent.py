@@ -7,7 +7,7 @@ with the new parameters, imagines from it, and takes five steps of actor and cri
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,7 +22,7 @@ from .envs.base import EnvSpec, TimeStep
 from .imagine import imagine
 from .nn.dists import sample_index
 from .nn.layers import cast
-from .nn.optim import apply_update, begin_optimizer, follow, is_finite, make_optimizer
+from .nn.optim import Moments, Optimizer, apply_update, follow, is_finite
 from .nn.transformer import History
 from .policy.actor import Actor
 from .policy.critic import Critic
@@ -54,10 +54,10 @@ class Params(NamedTuple):
 class Optimizers(NamedTuple):
     """The state of each group's optimizer."""
 
-    local: Any
-    joint: Any
-    actor: Any
-    critic: Any
+    local: Moments
+    joint: Moments
+    actor: Moments
+    critic: Moments
 
 
 class Learner(NamedTuple):
@@ -102,9 +102,9 @@ class Majepa:
         self.spec = spec
         self.steps = steps
         rates = config.optimizer
-        self.model_optimizer = make_optimizer(rates, rates.model_rate)
-        self.actor_optimizer = make_optimizer(rates, rates.actor_rate)
-        self.critic_optimizer = make_optimizer(rates, rates.critic_rate)
+        self.model_optimizer = Optimizer(rates, rates.model_rate)
+        self.actor_optimizer = Optimizer(rates, rates.actor_rate)
+        self.critic_optimizer = Optimizer(rates, rates.critic_rate)
         # Traced once, though the shapes of their results are asked for apart.
         self._call = jax.jit(self.call)
         self._train_behaviour = jax.jit(self.train_behaviour)
@@ -123,10 +123,10 @@ class Majepa:
             params=params,
             target_encoder=params.local.encoder,
             optimizers=Optimizers(
-                local=begin_optimizer(self.model_optimizer, params.local),
-                joint=begin_optimizer(self.model_optimizer, params.joint),
-                actor=begin_optimizer(self.actor_optimizer, params.actor),
-                critic=begin_optimizer(self.critic_optimizer, params.critic),
+                local=self.model_optimizer.init(params.local),
+                joint=self.model_optimizer.init(params.joint),
+                actor=self.actor_optimizer.init(params.actor),
+                critic=self.critic_optimizer.init(params.critic),
             ),
             replay=self.make_replay(),
             transitions=jnp.zeros((), jnp.int32),

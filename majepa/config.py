@@ -344,18 +344,20 @@ def _check_majepa(config: MajepaConfig) -> None:
 
 SMALL = MajepaConfig(
     local=LocalConfig(
-        encoder_layers=2, encoder_width=128, embedding=128, deterministic=256, latents=16,
-        classes=16, layers=2, width=96, heads=4, window=16, hidden=128, prior_layers=1,
+        encoder_layers=2, encoder_width=128, embedding=64, deterministic=128, latents=16,
+        classes=8, layers=2, width=64, heads=4, window=16, hidden=96, prior_layers=1,
     ),
-    joint=JointConfig(agent_layers=1, layers=2, width=96, heads=4, window=8, hidden=128),
+    joint=JointConfig(agent_layers=1, layers=2, width=64, heads=4, window=8, hidden=96),
     bins=BinsConfig(count=63),
-    loss=LossConfig(sigreg_projections=64, sigreg_samples=1024),
+    loss=LossConfig(sigreg_projections=32, sigreg_samples=1024),
     replay=ReplayConfig(capacity=200_000, batch=8, learning=24),
-    policy=PolicyConfig(actor_layers=2, actor_width=128, critic_width=96),
+    policy=PolicyConfig(actor_layers=2, actor_width=96, critic_layers=1, critic_width=64),
+    optimizer=OptimizerConfig(model_rate=1e-3, actor_rate=3e-4, critic_rate=3e-4),
     collect=CollectConfig(prefill=1_000, train_ratio=32, model_only_calls=100),
     precision="float32",
 )  # fmt: skip
-"""MA-JEPA for a laptop: other sizes, batch, context and cadence, the same method."""
+"""MA-JEPA for a laptop: other sizes, batch, context and cadence, the same method. Layers are about
+ten times narrower than the paper's, and rates are ten times higher, in the same proportion."""
 
 DEBUG = MajepaConfig(
     local=LocalConfig(

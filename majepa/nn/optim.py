@@ -6,18 +6,19 @@ parameters and optimizer state alone when anything is not finite.
 
 from __future__ import annotations
 
-import functools
-import operator
+import dataclasses
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
 
 from ..config import OptimizerConfig
 
 Tree = TypeVar("Tree")
+State = TypeVar("State")
 
 
 class Report(NamedTuple):
@@ -31,46 +32,87 @@ class Report(NamedTuple):
     """Whether everything was finite and the step was taken."""
 
 
-def make_optimizer(config: OptimizerConfig, rate: float) -> optax.GradientTransformation:
-    """The chain for one group of parameters; updates are to be added."""
-    on_one_vector = optax.chain(
-        _normalise(config.rms, config.eps),
-        optax.ema(config.momentum, debias=True, accumulator_dtype=jnp.float32),
-        optax.scale(-rate),
-    )
-    # After clipping all entries are treated alike, so one long vector serves and compiles fast.
-    return optax.chain(
-        _clip_adaptively(config.clip, config.clip_floor), optax.flatten(on_one_vector)
-    )
+class Moments(NamedTuple):
+    """The optimizer's state: all parameters of the group as one vector."""
+
+    steps: Int[Array, ""]
+    nu: Float32[Array, " P"]
+    """Mean squares of clipped gradients."""
+    mu: Float32[Array, " P"]
+    """Means of normalised gradients."""
 
 
-def begin_optimizer(optimizer: optax.GradientTransformation, params: PyTree[Array]) -> Any:
-    """The optimizer's state before its first step."""
-    begin: Any = optimizer.init
-    return begin(params)
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """One chain for one group of parameters, at a constant rate."""
+
+    config: OptimizerConfig
+    rate: float
+
+    def init(self, params: PyTree[Array]) -> Moments:
+        size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        return Moments(jnp.zeros((), jnp.int32), jnp.zeros(size), jnp.zeros(size))
+
+    def update(
+        self, gradient: PyTree[Array], state: Moments, params: PyTree[Array]
+    ) -> tuple[Float32[Array, " P"], Moments]:
+        """The step to add to the parameters, laid out as one vector, and the next state."""
+        config, steps = self.config, state.steps + 1
+        clipped = self._clip(gradient, params)
+        nu = config.rms * state.nu + (1 - config.rms) * jnp.square(clipped)
+        root = jnp.sqrt(nu / (1 - config.rms**steps))
+        # The square of a tiny gradient underflows; dividing by `eps` alone would blow it up.
+        normal = jnp.where(root > 0, clipped / (root + config.eps), 0.0)
+        mu = config.momentum * state.mu + (1 - config.momentum) * normal
+        step = -self.rate * mu / (1 - config.momentum**steps)
+        return step, Moments(steps, nu, mu)
+
+    def _clip(self, gradient: PyTree[Array], params: PyTree[Array]) -> Float32[Array, " P"]:
+        """Each tensor's gradient, its norm bounded by a multiple of the tensor's own."""
+        parts = []
+        for own, new in zip(_tensors(params), _tensors(gradient), strict=True):
+            bound = self.config.clip * jnp.maximum(self.config.clip_floor, _norms(own))
+            factor = 1 / jnp.maximum(1.0, _norms(new) / bound)
+            parts.append((new * factor).reshape(-1))
+        return jnp.concatenate(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """An optax chain with the interface of `Optimizer`, on the parameters as one vector."""
+
+    chain: optax.GradientTransformation
+
+    def init(self, params: PyTree[Array]) -> Any:
+        return self.chain.init(_flat(params))
+
+    def update(
+        self, gradient: PyTree[Array], state: Any, params: PyTree[Array]
+    ) -> tuple[Float32[Array, " P"], Any]:
+        step, state = self.chain.update(_flat(gradient), state, _flat(params))
+        return cast(Array, step), state
 
 
 def apply_update(
-    optimizer: optax.GradientTransformation,
+    optimizer: Optimizer | Plain,
     gradient: Tree,
-    state: Any,
+    state: State,
     params: Tree,
     is_good: Bool[Array, ""] | bool = True,
-) -> tuple[Tree, Any, Report]:
+) -> tuple[Tree, State, Report]:
     """One step, if the caller finds it good and all of it is finite; otherwise nothing changes."""
-    # optax's types know arrays, not modules of them.
-    step: Any = optimizer.update
-    update, stepped_state = step(gradient, state, params)
-    gradient_norm, update_norm = _norm(gradient), _norm(update)
-    taken = jnp.asarray(is_good) & jnp.isfinite(gradient_norm) & jnp.isfinite(update_norm)
-    update = jax.tree.map(lambda leaf: jnp.where(taken, leaf, 0.0), update)
-    ratio = update_norm / jnp.maximum(_norm(params), 1e-8)
+    step, stepped = optimizer.update(gradient, cast(Any, state), params)
+    gradient_norm = jnp.linalg.norm(_flat(gradient))
+    step_norm = jnp.linalg.norm(step)
+    taken = jnp.asarray(is_good) & jnp.isfinite(gradient_norm) & jnp.isfinite(step_norm)
+    flat, unravel = ravel_pytree(params)
     report = Report(
-        gradient_norm=gradient_norm, update_ratio=jnp.where(taken, ratio, 0.0), finite=taken
+        gradient_norm=gradient_norm,
+        update_ratio=jnp.where(taken, step_norm / jnp.maximum(jnp.linalg.norm(flat), 1e-8), 0.0),
+        finite=taken,
     )
-    stepped = jax.tree.map(lambda param, step: param + step, params, update)
-    kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stepped_state, state)
-    return stepped, kept, report
+    kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stepped, state)
+    return unravel(jnp.where(taken, flat + step, flat)), kept, report
 
 
 def follow(slow: Tree, fast: Tree, rate: float) -> Tree:
@@ -84,73 +126,25 @@ def follow(slow: Tree, fast: Tree, rate: float) -> Tree:
 
 
 def is_finite(tree: PyTree[Array]) -> Bool[Array, ""]:
-    """Whether no entry of any leaf is infinite or NaN."""
-    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-    return functools.reduce(operator.and_, leaves, jnp.asarray(True))
+    """Whether no entry is infinite or NaN, or so large that its square is."""
+    return jnp.isfinite(jnp.linalg.norm(_flat(tree)))
 
 
-class _SecondMoment(NamedTuple):
-    steps: Int[Array, ""]
-    nu: PyTree[Float32[Array, "..."]]
+def _flat(tree: PyTree[Array]) -> Float32[Array, " P"]:
+    return ravel_pytree(tree)[0].astype(jnp.float32)
 
 
-def _clip_adaptively(limit: float, floor: float) -> optax.GradientTransformation:
-    """Bound each tensor's gradient norm by a multiple of the tensor's own norm.
+def _tensors(tree: PyTree[Array]) -> list[Float32[Array, "M S"]]:
+    """Every leaf with one row for each tensor it holds.
 
-    Leaves under a field named `layers` hold the tensors of all layers on their first axis; each
-    layer counts as a tensor of its own.
+    Leaves under a field named `layers` hold the tensors of all layers on their first axis.
     """
-
-    def clip(path: tuple, gradient: Array, param: Array) -> Array:
+    rows = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         stacked = any(getattr(step, "name", None) == "layers" for step in path)
-        axes = tuple(range(1 if stacked else 0, gradient.ndim))
-        bound = limit * jnp.maximum(floor, _length(param, axes))
-        return gradient.astype(jnp.float32) / jnp.maximum(1.0, _length(gradient, axes) / bound)
-
-    def update(
-        gradient: PyTree[Array], state: optax.EmptyState, params: PyTree[Array] | None = None
-    ) -> tuple[PyTree[Array], optax.EmptyState]:
-        assert params is not None
-        return jax.tree_util.tree_map_with_path(clip, gradient, params), state
-
-    def init(params: PyTree[Array]) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
-    return optax.GradientTransformation(cast(Any, init), cast(Any, update))
+        rows.append(leaf.astype(jnp.float32).reshape(leaf.shape[0] if stacked else 1, -1))
+    return rows
 
 
-def _normalise(decay: float, eps: float) -> optax.GradientTransformation:
-    """Divide by the root of the bias-corrected mean square."""
-
-    def init(params: Any) -> _SecondMoment:
-        nu = optax.tree.zeros_like(params, dtype=jnp.float32)
-        return _SecondMoment(jnp.zeros((), jnp.int32), nu)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, _SecondMoment]:
-        del params
-        steps = jnp.asarray(optax.safe_increment(state.steps))
-        nu = optax.tree.update_moment(updates, state.nu, decay, order=2)
-        corrected = optax.tree.bias_correction(nu, decay, steps)
-        scaled = jax.tree.map(functools.partial(_over_root, eps=eps), updates, corrected)
-        return scaled, _SecondMoment(steps, nu)
-
-    return optax.GradientTransformation(init, update)
-
-
-def _over_root(
-    gradient: Float32[Array, "*b"], square: Float32[Array, "*b"], eps: float
-) -> Float32[Array, "*b"]:
-    # The square of a tiny gradient underflows; dividing by `eps` alone would blow it up.
-    root = jnp.sqrt(square)
-    return jnp.where(root > 0, gradient / (root + eps), 0.0)
-
-
-def _norm(tree: PyTree[Array]) -> Float32[Array, ""]:
-    """Euclidean norm over all leaves."""
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
-    return jnp.sqrt(sum(squares, start=jnp.zeros(())))
-
-
-def _length(x: Array, axes: tuple[int, ...]) -> Float32[Array, "..."]:
-    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=axes, keepdims=True))
+def _norms(rows: Float32[Array, "M S"]) -> Float32[Array, "M 1"]:
+    return jnp.linalg.norm(rows, axis=-1, keepdims=True)

@@ -82,7 +82,7 @@ def model_loss(
         "self_fed": fed.valid_roots,
     }
     loss = ModelLoss({**local_terms, **joint_terms}, states.latent, states.e, entries, fed)
-    return total + routed - sg(routed), loss
+    return total + (routed - sg(routed)), loss
 
 
 def local_losses(
@@ -228,7 +228,7 @@ def part_gradients(
 
 def _routes(
     frozen: JointModel,
-    u: Float[Array, "B T-1 N U"],
+    u: Float[Array, "B M N U"],
     target: Target,
     valid: Mapping[str, Bool[Array, "*b N"]],
     config: MajepaConfig,

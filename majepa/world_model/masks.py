@@ -1,7 +1,8 @@
 """Which entries of a learning sequence each loss is computed on.
 
-All masks are read off the learning records `[B, T, ...]`. A transition `t` leads from record `t` to
-`t + 1`; the one from the last record of an episode to the first of the next is none.
+All masks are read off the learning records `[B, T, ...]`. One of the `M = T - 1` transitions, `t`,
+leads from record `t` to `t + 1`; the one from the last record of an episode to the first of the
+next is none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..nn.dists import log_prob_of
 from ..replay import Record
 
 
-def inside_episode(record: Record) -> Bool[Array, "B T-1"]:
+def inside_episode(record: Record) -> Bool[Array, "B M"]:
     """Transitions that stay in one episode."""
     return ~record.is_first[:, 1:]
 
@@ -32,13 +33,13 @@ def sigreg_entries(
     return record.present & (record.alive | (before & ~record.is_first[..., None]))
 
 
-def sources(record: Record) -> Bool[Array, "B T-1 N"]:
+def sources(record: Record) -> Bool[Array, "B M N"]:
     """Transitions of slots that can act; dying on arrival is kept."""
     acts = record.present[:, :-1] & record.alive[:, :-1]
     return acts & inside_episode(record)[..., None] & record.present[:, 1:]
 
 
-def team(record: Record) -> Bool[Array, "B T-1 N"]:
+def team(record: Record) -> Bool[Array, "B M N"]:
     """Transitions of all present slots, dead ones included."""
     return record.present[:, :-1] & inside_episode(record)[..., None]
 

@@ -10,8 +10,6 @@ counts twice. The statistic is averaged over directions and over agent slots tha
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
@@ -31,16 +29,16 @@ def sigreg(
     a = a / jnp.linalg.norm(a, axis=0, keepdims=True)
     u = jnp.einsum("btne,em->btnm", e.astype(jnp.float32), a)
     count = jnp.sum(valid, axis=(0, 1)).astype(jnp.float32)
-    weight = (valid / jnp.maximum(count, 1.0)[None, None])[..., None]
-    step = limit / (points - 1)
-    statistic = jnp.zeros(u.shape[2:])
-    for k in range(points):
-        t = k * step
-        gauss = math.exp(-(t**2) / 2)
-        real = jnp.sum(weight * jnp.cos(t * u), axis=(0, 1)) - gauss
-        imaginary = jnp.sum(weight * jnp.sin(t * u), axis=(0, 1))
-        trapezoid = step if k in (0, points - 1) else 2 * step
-        statistic += trapezoid * gauss * (real**2 + imaginary**2)
+    weight = (valid / jnp.maximum(count, 1.0)[None, None])[..., None, None]
+    t = jnp.linspace(0.0, limit, points)
+    gauss = jnp.exp(-(t**2) / 2)
+    angle = u[..., None] * jnp.expand_dims(t, (0, 1, 2, 3))
+    real = jnp.sum(weight * jnp.cos(angle), axis=(0, 1)) - jnp.expand_dims(gauss, (0, 1))
+    imaginary = jnp.sum(weight * jnp.sin(angle), axis=(0, 1))
+    inner = (jnp.arange(points) > 0) & (jnp.arange(points) < points - 1)
+    trapezoid = limit / (points - 1) * jnp.where(inner, 2.0, 1.0)
+    measure = jnp.expand_dims(trapezoid * gauss, (0, 1))
+    statistic = jnp.sum(measure * (real**2 + imaginary**2), axis=-1)
     nonempty = count > 0
     per_slot = count * jnp.mean(statistic, axis=-1)
     return jnp.sum(jnp.where(nonempty, per_slot, 0.0)) / jnp.maximum(jnp.sum(nonempty), 1)

@@ -62,7 +62,7 @@ def outcome_losses(
     }
 
 
-def outcome_masks(record: Record) -> dict[str, Bool[Array, "B T-1 N"]]:
+def outcome_masks(record: Record) -> dict[str, Bool[Array, "B M N"]]:
     """Entries of each of these losses: team outcomes also teach the slots of the dead."""
     source, team = masks.sources(record), masks.team(record)
     return {

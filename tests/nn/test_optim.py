@@ -7,29 +7,66 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from majepa.config import OptimizerConfig
-from majepa.nn.optim import Report, apply_update, follow, is_finite, make_optimizer
+from majepa.nn.optim import (
+    Report,
+    apply_update,
+    begin_optimizer,
+    follow,
+    is_finite,
+    make_optimizer,
+)
 
 CONFIG = OptimizerConfig()
 RATE = 1e-2
+
+
+class Layer(eqx.Module):
+    weight: Float[Array, "*L I O"]
+    gain: Float[Array, "*L"]
 
 
 class Net(eqx.Module):
     weight: Float[Array, "I O"]
     bias: Float[Array, " O"]
     gain: Float[Array, ""]
+    layers: Layer
+    """Two of them, on the first axis."""
+
+
+SHAPES = Net((4, 3), (3,), (), Layer((2, 3, 2), (2,)))
+"""As shapes, not arrays."""
+
+
+def over_shapes(make) -> Net:
+    return jax.tree.map(make, SHAPES, is_leaf=lambda node: isinstance(node, tuple))
 
 
 def net(scale: float, seed: int = 0) -> Net:
     rng = np.random.default_rng(seed)
-    weight, bias, gain = rng.normal(size=(4, 3)), rng.normal(size=3), rng.normal()
-    return Net(*(jnp.asarray(scale * x, jnp.float32) for x in (weight, bias, gain)))
+    made = over_shapes(lambda shape: jnp.asarray(scale * rng.normal(size=shape), jnp.float32))
+    # Layers of unlike size tell a clip of each from a clip of all.
+    uneven = jnp.array([1.0, 0.01]) if seed == 0 else jnp.array([0.1, 1.0])
+    layers = Layer(made.layers.weight * uneven[:, None, None], made.layers.gain * uneven)
+    return eqx.tree_at(lambda n: n.layers, made, layers)
 
 
 def filled(value: float) -> Net:
-    return Net(jnp.full((4, 3), value), jnp.full(3, value), jnp.full((), value))
+    return over_shapes(lambda shape: jnp.full(shape, value))
+
+
+def tensors(tree: Net) -> dict[str, np.ndarray]:
+    """What is clipped on its own, in double precision."""
+    alone = {name: getattr(tree, name) for name in ("weight", "bias", "gain")}
+    stacked = {
+        f"layers[{index}].{name}": getattr(tree.layers, name)[index]
+        for index in range(2)
+        for name in ("weight", "gain")
+    }
+    return {name: np.asarray(leaf, np.float64) for name, leaf in (alone | stacked).items()}
 
 
 @functools.cache
@@ -43,7 +80,7 @@ def step(gradient: Net, state, params: Net, is_good=True):
 
 
 def run(params: Net, gradients: list[Net]) -> tuple[Net, tuple, Report]:
-    state, report = optimizer().init(params), None
+    state, report = begin_optimizer(optimizer(), params), None
     for gradient in gradients:
         params, state, report = step(gradient, state, params)
     return params, state, report
@@ -72,10 +109,21 @@ def test_three_steps_by_hand(scales):
     params = net(1.0)
     gradients = [net(scale, seed) for seed, scale in enumerate(scales, start=1)]
     result, _, _ = run(params, gradients)
-    for name in ("weight", "bias", "gain"):
-        history = [np.asarray(getattr(gradient, name), np.float64) for gradient in gradients]
-        expected = by_hand(np.asarray(getattr(params, name)), history)
-        np.testing.assert_allclose(getattr(result, name), expected, rtol=1e-5, atol=1e-6)
+    history = [tensors(gradient) for gradient in gradients]
+    for name, moved in tensors(result).items():
+        expected = by_hand(tensors(params)[name], [gradient[name] for gradient in history])
+        np.testing.assert_allclose(moved, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_state_begins_at_zero_and_in_float32():
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), net(1.0))
+    state = begin_optimizer(optimizer(), half)
+    assert jax.tree.leaves(state)
+    for leaf in jax.tree.leaves(state):
+        assert not leaf.any()
+        assert leaf.dtype == (jnp.float32 if leaf.ndim else jnp.int32)
+    entries = sum(leaf.size for leaf in jax.tree.leaves(half))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim) == 2 * entries
 
 
 def test_first_step_is_the_rate_in_each_entry():
@@ -112,16 +160,27 @@ def test_a_tensor_without_gradient_stays_while_others_move():
     assert np.all(result.weight != net(1.0).weight)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e25])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e15])
 def test_clipping_bounds_each_tensor_by_its_own_norm(scale):
     params = eqx.tree_at(lambda n: n.bias, net(1.0), jnp.zeros(3))
     gradient = net(scale, 1)
     _, state, _ = run(params, [gradient])
-    for name in ("weight", "bias", "gain"):
-        bound = CONFIG.clip * max(CONFIG.clip_floor, np.linalg.norm(getattr(params, name)))
-        norm = np.linalg.norm(np.asarray(getattr(gradient, name), np.float64))
-        squares = np.asarray(getattr(state[1].nu, name), np.float64) / (1 - CONFIG.rms)
-        np.testing.assert_allclose(np.sqrt(squares.sum()), min(norm, bound), rtol=1e-4)
+    squares = ravel_pytree(params)[1](state[1][0].nu / (1 - CONFIG.rms))
+    for name, square in tensors(squares).items():
+        bound = CONFIG.clip * max(CONFIG.clip_floor, np.linalg.norm(tensors(params)[name]))
+        norm = np.linalg.norm(tensors(gradient)[name])
+        np.testing.assert_allclose(np.sqrt(square.sum()), min(norm, bound), rtol=1e-4)
+
+
+def test_layers_are_clipped_apart():
+    # One layer's gradient breaks its bound a thousandfold, the other's keeps it.
+    weight = jnp.full((2, 3, 2), 1e-3).at[0].set(1e3)
+    gradient = eqx.tree_at(lambda n: n.layers.weight, filled(0.0), weight)
+    params = filled(1.0)
+    _, state, _ = run(params, [gradient])
+    clipped = np.sqrt(ravel_pytree(params)[1](state[1][0].nu / (1 - CONFIG.rms)).layers.weight)
+    np.testing.assert_allclose(clipped[0], CONFIG.clip, rtol=1e-4)
+    np.testing.assert_allclose(clipped[1], 1e-3, rtol=1e-4)
 
 
 def test_moments_are_float32_whatever_the_gradient():
@@ -162,10 +221,19 @@ class TestGuard:
             run(net(1.0), [good[0], filled(np.nan), good[1]])[:2], run(net(1.0), good)[:2]
         )
 
-    def test_a_huge_gradient_is_clipped_not_refused(self):
-        result, _, report = run(net(1.0), [filled(1e30)])
+    def test_a_large_gradient_is_clipped_not_refused(self):
+        result, _, report = run(net(1.0), [filled(1e18)])
         assert report.finite and is_finite(result)
-        np.testing.assert_allclose(report.gradient_norm, 4e30, rtol=1e-5)
+        count = sum(leaf.size for leaf in jax.tree.leaves(result))
+        np.testing.assert_allclose(report.gradient_norm, count**0.5 * 1e18, rtol=1e-5)
+
+    @pytest.mark.parametrize("name", ["weight", "layers"])
+    def test_a_gradient_whose_square_overflows_is_refused(self, name):
+        params, state, _ = run(net(1.0), [net(0.1, 1)])
+        huge = eqx.tree_at(lambda n: getattr(n, name), net(0.1, 2), getattr(filled(1e20), name))
+        after = step(huge, state, params)
+        assert_same_bits(after[:2], (params, state))
+        assert not after[2].finite and np.isinf(after[2].gradient_norm)
 
     def test_report_measures_the_step(self):
         params, gradient = net(1.0), net(0.1, 1)

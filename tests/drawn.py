@@ -1,0 +1,24 @@
+"""What keeps compilation out of the tests of models: parameters from NumPy, and a quick `jit`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""For programs that run a few times only: optimising them would take longer."""
+
+
+def drawn(build, seed: int = 0):
+    """What `build()` returns, but every parameter is drawn anew and away from where it starts."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        noise = rng.normal(size=leaf.shape)
+        name = path[-1].name
+        if name == "weight":
+            return jnp.asarray(noise * leaf.shape[-2] ** -0.5, leaf.dtype)
+        return jnp.asarray({"gain": 1.0, "bias": 0.0}[name] + 0.1 * noise, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(build))

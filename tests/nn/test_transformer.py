@@ -1,0 +1,498 @@
+"""Transformers against a slow one in NumPy, and what may and may not influence what."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drawn import drawn, jit
+
+from majepa.nn.layers import cast
+from majepa.nn.transformer import (
+    AgentAttention,
+    Block,
+    History,
+    TemporalTransformer,
+    drop,
+    rotate,
+    turns,
+)
+
+BATCH, AGENTS, LENGTH, WIDTH, HEADS = 2, 2, 20, 8, 2
+
+
+class Kind(NamedTuple):
+    layers: int
+    window: int
+
+    @property
+    def reach(self) -> int:
+        """Records that an output may look back on."""
+        return self.layers * (self.window - 1)
+
+
+LOCAL, JOINT, ONE_LAYER = Kind(2, 7), Kind(4, 3), Kind(1, 6)
+kinds = pytest.mark.parametrize("kind", [LOCAL, JOINT])
+
+
+def normals(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    return (scale * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
+
+
+@functools.cache
+def temporal(kind: Kind) -> TemporalTransformer:
+    """With dropout, which nothing is to notice without a key."""
+    key = jax.random.key(0)
+    return drawn(
+        lambda: TemporalTransformer(kind.layers, WIDTH, HEADS, kind.window, dropout=0.1, key=key)
+    )
+
+
+@functools.cache
+def among_agents() -> AgentAttention:
+    return drawn(lambda: AgentAttention(2, WIDTH, HEADS, dropout=0.1, key=jax.random.key(0)))
+
+
+@jit
+def at_once(model, x, episode, past, key=None):
+    return model(x, episode, past, key=key)
+
+
+def step_by_step(model, x, episode, past):
+    """The same records, each with the memory that the one before it left."""
+
+    def step(past: History, row):
+        x, episode = row
+        out, history = model(x[:, :, None], episode[:, None], past)
+        return history.last(model.window - 1), out[:, :, 0]
+
+    past, out = jax.lax.scan(step, past, (jnp.moveaxis(x, 2, 0), episode.T))
+    return jnp.moveaxis(out, 0, 2), past
+
+
+one_by_one = jit(step_by_step)
+
+
+@jit
+def attend(model, x, present, key=None):
+    return model(x, present, key=key)
+
+
+def empty(kind: Kind) -> History:
+    return jax.device_get(temporal(kind).empty(BATCH, AGENTS))
+
+
+def records(seed: int = 0) -> np.ndarray:
+    return normals(BATCH, AGENTS, LENGTH, WIDTH, seed=seed)
+
+
+def episodes(*resets: tuple[int, ...]) -> np.ndarray:
+    """Episode numbers of records, given where each row begins anew."""
+    is_first = np.zeros((len(resets), LENGTH), np.int32)
+    for row, places in enumerate(resets):
+        is_first[row, list(places)] = 1
+    return np.cumsum(is_first, axis=1, dtype=np.int32)
+
+
+UNBROKEN = episodes((), ())
+RESETS = [UNBROKEN, episodes((0, 9), (4, 5, 17)), episodes((1, 2, 3), (8, 19))]
+
+
+def close(one, other, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def block_by_hand(block: Block, x: np.ndarray, attention) -> np.ndarray:
+    """One layer on `[T D]`; `attention` gives the weights `[H T S]` from queries and keys."""
+
+    def norm(x, gain):
+        return gain * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-4)
+
+    def linear(layer, x):
+        return x @ layer.weight + layer.bias
+
+    parts = linear(block.query_key_value, norm(x, block.norm_attention.gain))
+    query, key, value = (
+        part.reshape(len(x), HEADS, -1).swapaxes(0, 1) for part in np.split(parts, 3, axis=-1)
+    )
+    mixed = attention(query, key) @ value
+    x = x + linear(block.out, mixed.swapaxes(0, 1).reshape(len(x), -1))
+    wide = linear(block.widen, norm(x, block.norm_feed.gain))
+    return x + linear(block.narrow, wide / (1 + np.exp(-wide)))
+
+
+def softmax(scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    weight = np.where(mask, np.exp(scores), 0.0)
+    return weight / weight.sum(-1, keepdims=True)
+
+
+def layers_of(model) -> list[Block]:
+    doubles = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), model.layers)
+    count = doubles.norm_attention.gain.shape[0]
+    return [jax.tree.map(lambda leaf, index=index: leaf[index], doubles) for index in range(count)]
+
+
+def turned(x: np.ndarray) -> np.ndarray:
+    """Rotary positions as products of complex numbers, on `[H T K]`."""
+    half = x.shape[-1] // 2
+    angle = np.arange(x.shape[1])[:, None] / 10_000.0 ** (np.arange(half) / half)
+    both = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)
+    return np.concatenate([both.real, both.imag], axis=-1)
+
+
+class TestAgainstNumPy:
+    @kinds
+    def test_time(self, kind):
+        model, x, episode = temporal(kind), records(), RESETS[1]
+        out, _ = at_once(model, x, episode, empty(kind))
+        place = np.arange(LENGTH)
+        distance = place[:, None] - place[None, :]
+        for row in range(BATCH):
+            number = np.asarray(episode[row])
+            mask = (distance >= 0) & (distance < kind.window) & (number[:, None] == number)
+
+            def attention(query, key, mask=mask):
+                scores = turned(query) @ turned(key).swapaxes(1, 2)
+                return softmax(scores / np.sqrt(WIDTH / HEADS), mask)
+
+            y = np.asarray(x[row, 1], np.float64)
+            for block in layers_of(model):
+                y = block_by_hand(block, y, attention)
+            y = np.asarray(model.norm.gain) * y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-4)
+            close(out[row, 1], y, 1e-4)
+
+    def test_agents(self):
+        model, x = among_agents(), normals(3, 4, WIDTH)
+        present = np.array([[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]], bool)
+        out = attend(model, x, jnp.asarray(present))
+        for row in range(3):
+            mask = present[row][None, :] | np.eye(4, dtype=bool)
+
+            def attention(query, key, mask=mask):
+                return softmax(query @ key.swapaxes(1, 2) / np.sqrt(WIDTH / HEADS), mask)
+
+            y = np.asarray(x[row], np.float64)
+            for block in layers_of(model):
+                y = block_by_hand(block, y, attention)
+            close(out[row], y, 1e-4)
+
+
+class TestCache:
+    @kinds
+    @pytest.mark.parametrize("episode", RESETS)
+    def test_one_by_one_equals_at_once(self, kind, episode):
+        assert 2 * kind.window < LENGTH
+        model, x = temporal(kind), records()
+        whole, history = at_once(model, x, episode, empty(kind))
+        steps, past = one_by_one(model, x, episode, empty(kind))
+        close(steps, whole)
+        jax.tree.map(close, past, history.last(kind.window - 1))
+
+    @kinds
+    def test_at_random_resets(self, kind):
+        model = temporal(kind)
+        for seed in range(5):
+            is_first = np.random.default_rng(seed).random((BATCH, LENGTH)) < 0.2
+            episode, x = np.cumsum(is_first, axis=1, dtype=np.int32), records(seed)
+            whole, _ = at_once(model, x, episode, empty(kind))
+            close(one_by_one(model, x, episode, empty(kind))[0], whole)
+
+    def test_a_past_longer_than_the_window_is_no_different(self):
+        model, x, episode = temporal(LOCAL), records(), RESETS[1]
+        whole, history = jax.device_get(at_once(model, x, episode, empty(LOCAL)))
+        assert history.episode.shape[1] == LENGTH + LOCAL.window - 1
+        end = LOCAL.window - 1 + 12
+        past = History(
+            history.keys[:, :, :, :end], history.values[:, :, :, :end], history.episode[:, :end]
+        )
+        rest, again = at_once(model, x[:, :, 12:], episode[:, 12:], past)
+        close(rest, whole[:, :, 12:])
+        jax.tree.map(close, again, history)
+
+    @kinds
+    def test_an_empty_memory_has_no_influence(self, kind):
+        model, x = temporal(kind), records()
+        past = empty(kind)
+        junk = past._replace(
+            keys=normals(*past.keys.shape, scale=30.0), values=normals(*past.values.shape, seed=1)
+        )
+        for episode in RESETS[:2]:
+            same = [at_once(model, x, episode, one)[0] for one in (past, junk)]
+            np.testing.assert_array_equal(*same)
+
+    def test_ending_at_cuts_out_windows(self):
+        _, history = at_once(temporal(LOCAL), records(), RESETS[1], empty(LOCAL))
+        row, last, length = [0, 1, 1, 0], [25, 9, 2, 0], 5
+        ending_at = jit(History.ending_at, static_argnums=3)
+        history, cut = jax.device_get(
+            (history, ending_at(history, jnp.array(row), jnp.array(last), length))
+        )
+        for index, (r, end) in enumerate(zip(row, last, strict=True)):
+            begin = max(end - length + 1, 0)
+            found = end + 1 - begin
+            for leaf, whole in zip(cut[:2], history[:2], strict=True):
+                assert leaf.shape == (2, 4, AGENTS, length, HEADS, WIDTH // HEADS)
+                np.testing.assert_array_equal(
+                    leaf[:, index, :, length - found :], whole[:, r, :, begin : end + 1]
+                )
+            episode = np.full(length, -1)
+            episode[length - found :] = history.episode[r, begin : end + 1]
+            np.testing.assert_array_equal(cut.episode[index], episode)
+
+
+class TestInfluence:
+    @pytest.mark.parametrize("kind", [ONE_LAYER, LOCAL, JOINT])
+    @pytest.mark.parametrize("episode", RESETS[:2])
+    def test_a_record_reaches_exactly_its_window(self, kind, episode):
+        """Backwards nothing, forwards `layers * (window - 1)` records of its own episode."""
+        model, x = temporal(kind), records()
+        before = np.asarray(at_once(model, x, episode, empty(kind))[0])
+        number = np.asarray(episode)
+        for place in range(LENGTH):
+            disturbed = x.copy()
+            disturbed[:, :, place] += normals(BATCH, AGENTS, WIDTH, seed=9)
+            after = at_once(model, disturbed, episode, empty(kind))[0]
+            changed = (np.asarray(after) != before).any(-1)
+            distance = np.arange(LENGTH) - place
+            expected = (distance >= 0) & (distance <= kind.reach)
+            expected = expected & (number == number[:, place, None])
+            np.testing.assert_array_equal(changed, np.repeat(expected[:, None], AGENTS, axis=1))
+
+    @kinds
+    def test_agents_and_rows_are_apart(self, kind):
+        model, x = temporal(kind), records()
+        disturbed = x.copy()
+        disturbed[0, 1] += 1.0
+        before, after = (
+            np.asarray(at_once(model, one, UNBROKEN, empty(kind))[0]) for one in (x, disturbed)
+        )
+        changed = (after != before).any(axis=(2, 3))
+        np.testing.assert_array_equal(changed, [[False, True], [False, False]])
+
+    @kinds
+    def test_after_a_reset_the_past_never_was(self, kind):
+        model, x, begin = temporal(kind), records(), 12
+        episode = episodes((3, begin), (begin,))
+        mixed = np.asarray(at_once(model, x, episode, empty(kind))[0])[:, :, begin:]
+        # Alone: the records of the new episode first; what follows them cannot matter.
+        rest = LENGTH - begin
+        alone, _ = at_once(model, np.roll(x, rest, axis=2), episodes((), (rest,)), empty(kind))
+        close(mixed, np.asarray(alone)[:, :, :rest])
+        # Beside other records and other resets: the same bits.
+        other = x.copy()
+        other[:, :, :begin] = 100 * records(5)[:, :, :begin]
+        again = at_once(model, other, episodes((begin,), (5, 8, begin)), empty(kind))[0]
+        np.testing.assert_array_equal(np.asarray(again)[:, :, begin:], mixed)
+
+    def test_gradients_stop_at_a_reset_and_at_the_future(self):
+        model, x, episode = temporal(JOINT), records(), jnp.asarray(episodes((12,), (12,)))
+        weight = jnp.asarray(records(3))
+        late = (jnp.arange(LENGTH) >= 14)[None, None, :, None]
+
+        @jit
+        def gradients(x, past):
+            def early_and_late(x, keys, values):
+                past_ = past._replace(keys=keys, values=values)
+                weighted = model(x, episode, past_)[0] * weight
+                return jnp.sum(jnp.where(late, 0, weighted)), jnp.sum(jnp.where(late, weighted, 0))
+
+            return jax.jacrev(early_and_late, (0, 1, 2))(x, past.keys, past.values)
+
+        of_early, of_late = jax.device_get(gradients(x, empty(JOINT)))
+        for gradient in (*of_early, *of_late):
+            assert np.isfinite(gradient).all()
+        assert not np.any(of_late[0][:, :, :12]) and np.any(of_late[0][:, :, 12:], axis=-1).all()
+        assert not np.any(of_early[0][:, :, 14:]) and np.any(of_early[0][:, :, :14], axis=-1).all()
+        # Nothing was there before the first record.
+        assert not any(np.any(gradient) for gradient in (*of_early[1:], *of_late[1:]))
+
+
+class TestBranches:
+    STEPS = 5
+
+    @staticmethod
+    @functools.cache
+    def runner():
+        @jit
+        def run(model, x, history, last, episode):
+            """Steps `[P, B, N, R, D]` of all roots, on shared keys and values."""
+            room = model.no_branches(history, last.shape[0], x.shape[0])
+
+            def step(room, given):
+                k, x = given
+                out, room = model.branch(x, history, last, episode, room, k)
+                return room, out
+
+            return jax.lax.scan(step, room, (jnp.arange(x.shape[0]), x))[1]
+
+        return run
+
+    @staticmethod
+    @functools.cache
+    def copier():
+        @jit
+        def run(model, x, history, last, episode):
+            """The same with a memory of its own for every root."""
+            steps, batch, agents, roots, width = x.shape
+            row = jnp.repeat(jnp.arange(batch), roots)
+            past = history.ending_at(row, jnp.tile(last, batch), model.window - 1)
+            flat = jnp.transpose(x, (1, 3, 2, 0, 4)).reshape(batch * roots, agents, steps, width)
+            number = jnp.repeat(episode.reshape(-1, 1), steps, axis=1)
+            out, _ = step_by_step(model, flat, number, past)
+            out = out.reshape(batch, roots, agents, steps, width)
+            return jnp.transpose(out, (3, 0, 2, 1, 4))
+
+        return run
+
+    @kinds
+    @pytest.mark.parametrize("resets", RESETS)
+    def test_shared_keys_equal_copied_caches(self, kind, resets):
+        """Roots from the last record before the sequence on, some of them just before a reset."""
+        assert JOINT.window < self.STEPS
+        model = temporal(kind)
+        _, history = at_once(model, records(), resets, empty(kind))
+        # Root `r` continues what ends with record `r - 1`, in the episode of record `r`.
+        last = kind.window - 2 + np.arange(LENGTH)
+        x = normals(self.STEPS, BATCH, AGENTS, LENGTH, WIDTH, seed=4)
+        shared = self.runner()(model, x, history, last, resets)
+        close(shared, self.copier()(model, x, history, last, resets))
+
+    @kinds
+    def test_imagining_what_was_recorded_gives_what_was_recorded(self, kind):
+        model, x, episode = temporal(kind), records(), RESETS[1]
+        whole, history = at_once(model, x, episode, empty(kind))
+        root = np.arange(LENGTH)
+        follow = root[None, :] + 1 + np.arange(self.STEPS)[:, None]
+        inside = np.minimum(follow, LENGTH - 1)
+        ahead, expected = (np.moveaxis(np.asarray(y)[:, :, inside], 2, 0) for y in (x, whole))
+        out = self.runner()(model, ahead, history, kind.window - 1 + root, episode)
+        same = (follow < LENGTH)[None] & (episode[:, inside] == episode[:, None])
+        assert 0 < same.sum() < same.size
+        same = np.moveaxis(same, 1, 0)[:, :, None, :, None]
+        close(np.where(same, out, 0.0), np.where(same, expected, 0.0))
+
+    def test_roots_do_not_see_each_other(self):
+        model, episode = temporal(LOCAL), RESETS[1]
+        _, history = at_once(model, records(), episode, empty(LOCAL))
+        last = LOCAL.window - 2 + np.arange(LENGTH)
+        x = normals(self.STEPS, BATCH, AGENTS, LENGTH, WIDTH, seed=4)
+        disturbed = x.copy()
+        disturbed[1, :, :, 6] += 1.0
+        before, after = (
+            np.asarray(self.runner()(model, one, history, last, episode)) for one in (x, disturbed)
+        )
+        changed = (after != before).any(axis=(1, 2, 4))
+        expected = np.zeros((self.STEPS, LENGTH), bool)
+        expected[1:, 6] = True
+        np.testing.assert_array_equal(changed, expected)
+
+
+class TestAgents:
+    PRESENT = np.array([[1, 1, 1, 1], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]], bool)
+
+    def test_an_order_of_agents_is_an_order_of_outputs(self):
+        x, present = normals(4, 4, WIDTH), self.PRESENT
+        out = np.asarray(attend(among_agents(), x, present))
+        for order in ([3, 1, 0, 2], [1, 2, 3, 0]):
+            close(attend(among_agents(), x[:, order], present[:, order]), out[:, order])
+
+    def test_only_the_present_are_seen(self):
+        x, present = normals(4, 4, WIDTH), self.PRESENT
+        out = np.asarray(attend(among_agents(), x, present))
+        for agent in range(4):
+            disturbed = x.copy()
+            disturbed[:, agent] += normals(4, WIDTH, seed=1)
+            changed = (np.asarray(attend(among_agents(), disturbed, present)) != out).any(-1)
+            expected = np.repeat(present[:, agent, None], 4, axis=1)
+            expected[:, agent] = True
+            np.testing.assert_array_equal(changed, expected)
+
+    def test_padding_with_absent_agents_changes_nothing(self):
+        """And leading axes are batches."""
+        x, present = normals(4, 4, WIDTH), self.PRESENT
+        wide = np.concatenate([x, normals(4, 2, WIDTH, seed=1, scale=10.0)], axis=1)
+        there = np.pad(present, ((0, 0), (0, 2)))
+        out = attend(among_agents(), wide.reshape(2, 2, 6, WIDTH), there.reshape(2, 2, 6))
+        out = np.asarray(out).reshape(4, 6, WIDTH)
+        close(out[:, :4], attend(among_agents(), x, present))
+
+    def test_absent_teams_stay_finite(self):
+        @jit
+        def value_and_gradient(model, x):
+            absent = jnp.zeros(x.shape[:-1], bool)
+            return jax.value_and_grad(lambda m, x: jnp.sum(m(x, absent) ** 2), (0, 1))(model, x)
+
+        value, gradients = value_and_gradient(among_agents(), normals(4, 4, WIDTH))
+        assert np.isfinite(value)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+        assert np.any(gradients[1])
+
+
+class TestDropout:
+    def test_it_keeps_the_expectation(self, key):
+        x = jnp.full((100, 1000), 2.0)
+        dropped = np.asarray(jit(lambda x, key: drop(x, 0.1, key))(x, key))
+        kept = dropped != 0
+        np.testing.assert_allclose(dropped[kept], 2 / 0.9, rtol=1e-6)
+        np.testing.assert_allclose(kept.mean(), 0.9, atol=0.005)
+        np.testing.assert_allclose(dropped.mean(), 2, atol=0.01)
+
+    def test_no_key_or_no_rate_drops_nothing(self, key):
+        x = jnp.asarray(normals(3, 4))
+        assert drop(x, 0.5, None) is x
+        assert drop(x, 0.0, key) is x
+
+    def test_a_key_switches_it_on_over_time(self):
+        model, x, past = temporal(JOINT), records(), empty(JOINT)
+        outs = [
+            np.asarray(at_once(model, x, UNBROKEN, past, key)[0])
+            for key in (None, *map(jax.random.key, (0, 1, 0)))
+        ]
+        np.testing.assert_array_equal(outs[3], outs[1])
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            assert np.any(outs[one] != outs[other], axis=-1).all()
+
+    def test_a_key_switches_it_on_among_agents(self, key):
+        x, present = normals(4, 4, WIDTH), np.ones((4, 4), bool)
+        certain, noisy = (
+            np.asarray(attend(among_agents(), x, present, one)) for one in (None, key)
+        )
+        assert np.any(noisy != certain, axis=-1).all()
+
+
+class TestRotary:
+    def test_products_depend_on_the_distance_alone(self):
+        query, key = jnp.asarray(normals(3, 6)), jnp.asarray(normals(3, 6, seed=1))
+
+        @jit
+        def product(here, there):
+            return jnp.sum(rotate(query, turns(here, 6)) * rotate(key, turns(there, 6)), axis=-1)
+
+        def at(here, there):
+            return np.asarray(product(np.int32(here), np.int32(there)))
+
+        for distance in (0, 1, 5, 63):
+            for there in (7, 200):
+                close(at(there + distance, there), at(distance, 0), 1e-4)
+        close(at(9, 9), np.sum(np.asarray(query) * np.asarray(key), axis=-1))
+        assert np.all(np.abs(at(1, 0) - at(5, 0)) > 1e-3)
+        assert np.all(np.abs(at(1, 0) - at(0, 1)) > 1e-3)
+
+    def test_lengths_stay(self):
+        x = normals(10, 2, 6)
+        around = jit(lambda x: rotate(x, turns(jnp.arange(10), 6)))(x)
+        close(np.linalg.norm(around, axis=-1), np.linalg.norm(x, axis=-1))
+        np.testing.assert_array_equal(around[0], x[0])
+
+
+def test_half_precision_stays_half_and_near():
+    model, half = temporal(LOCAL), cast(temporal(LOCAL), jnp.bfloat16)
+    past = half.empty(BATCH, AGENTS, jnp.bfloat16)
+    x = jnp.asarray(records(), jnp.bfloat16)
+    exact, _ = at_once(model, records(), RESETS[1], empty(LOCAL))
+    out, history = at_once(half, x, RESETS[1], past)
+    assert {out.dtype, history.keys.dtype, history.values.dtype} == {jnp.dtype(jnp.bfloat16)}
+    error = np.asarray(out, np.float32) - np.asarray(exact)
+    assert 0 < np.linalg.norm(error) < 0.03 * np.linalg.norm(exact)
