@@ -99,7 +99,10 @@ def train(
     folder = folder or new_folder(config)
     if resume:
         reclaim(folder, config, env.spec)
-        state = _restored(folder, config, algorithm, env, clock)
+        state = load_run(folder, config, algorithm, env)
+        for name in (METRICS, EVALUATIONS):
+            cut_back(folder / name, state.transitions)
+        clock.go_on_from(checkpoint.read_meta(folder / CHECKPOINT)["seconds"])
     else:
         claim(folder, config, env.spec)
         with clock.measure("compiling"):
@@ -128,6 +131,12 @@ def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
             from .baselines.mappo import Mappo
 
             return Mappo(config.algo, spec)
+
+
+def load_run(folder: Path, config: TrainConfig, algorithm: Algorithm, env: Env) -> RunState:
+    """The state of a run as its checkpoint holds it."""
+    shapes = jax.eval_shape(_fresh(config, algorithm, env))
+    return checkpoint.load(folder / CHECKPOINT, shapes._replace(transitions=0, updates=0))
 
 
 def named_key(seed: int, name: str) -> Key[Array, ""]:
@@ -328,18 +337,6 @@ def _settled(leaf: Any) -> Any:
     """Without a weak type, which would compile every program a second time."""
     is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
     return leaf if is_key else jnp.asarray(leaf, jnp.asarray(leaf).dtype)
-
-
-def _restored(
-    folder: Path, config: TrainConfig, algorithm: Algorithm, env: Env, clock: Clock
-) -> RunState:
-    path = folder / CHECKPOINT
-    shapes = jax.eval_shape(_fresh(config, algorithm, env))
-    state = checkpoint.load(path, shapes._replace(transitions=0, updates=0))
-    for name in (METRICS, EVALUATIONS):
-        cut_back(folder / name, state.transitions)
-    clock.go_on_from(checkpoint.read_meta(path)["seconds"])
-    return state
 
 
 _collect = jax.jit(collect, static_argnums=(0, 1), static_argnames="rows")

@@ -60,9 +60,10 @@ def _altered(config, **numbers):
 
 
 @jit
-def _evaluate(parameters, sequence, local_weights, joint_weights, routes, key):
+def _evaluate(parameters, sequence, local_weights, joint_weights, routes, others, key):
     loss = _altered(
         DEBUG.loss,
+        **others,
         local=_altered(DEBUG.loss.local, **local_weights),
         joint=_altered(DEBUG.loss.joint, **joint_weights),
     )
@@ -81,18 +82,22 @@ def _evaluate(parameters, sequence, local_weights, joint_weights, routes, key):
 @pytest.fixture(scope="session")
 def world() -> World:
     local, joint = make_models(0)
-    return World(local, joint, make_models(1)[0].encoder, random_sequence(42, episode=14), jax.random.key(0))
+    return World(
+        local, joint, make_models(1)[0].encoder, random_sequence(42, episode=14), jax.random.key(0)
+    )
 
 
 @pytest.fixture(scope="session")
 def evaluate(world: World) -> Callable[..., Evaluation]:
-    """The objective for some weights and routes, the paper's unless given, and a view."""
+    """The objective, for other weights, routes and views where they are given."""
 
     def evaluate(
         local: LocalWeights = DEBUG.loss.local,
         joint: JointWeights = DEBUG.loss.joint,
         routes: Routes = DEBUG.routes,
         sequence: Sequence = world.sequence,
+        free_nats: float = DEBUG.loss.free_nats,
+        margin: float = DEBUG.loss.margin,
     ) -> Evaluation:
         parameters = (
             world.local, world.joint, world.target_encoder, sequence.record.observation
@@ -101,7 +106,8 @@ def evaluate(world: World) -> Callable[..., Evaluation]:
             {name: jnp.asarray(value) for name, value in dataclasses.asdict(config).items()}
             for config in (local, joint, routes)
         ]
-        return _evaluate(parameters, sequence, *numbers, world.key)
+        others = {"free_nats": jnp.asarray(free_nats), "margin": jnp.asarray(margin)}
+        return _evaluate(parameters, sequence, *numbers, others, world.key)
 
     return evaluate
 

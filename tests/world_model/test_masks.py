@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import jit
-from episodes import ACTIONS, AGENTS, random_record
+from episodes import ACTIONS, AGENTS, Slow, loop, random_record
 from scipy import stats
 
 from majepa.replay import Record
@@ -23,61 +23,6 @@ SEEDS = range(12)
 def episodes_of(seed: int) -> Record:
     """Half of them with slots that come and go, which a fixed roster never has."""
     return random_record(seed, batch=BATCH, length=LENGTH, vanish=0.1 * (seed % 2))
-
-
-def loop(shape: tuple[int, ...], holds) -> np.ndarray:
-    """A mask from a function of the indices of an entry."""
-    return np.array([holds(*index) for index in np.ndindex(*shape)], bool).reshape(shape)
-
-
-class Slow:
-    """The table of masks, one entry at a time."""
-
-    def __init__(self, record: Record) -> None:
-        self.record: Any = jax.tree.map(np.asarray, record)
-
-    def stays(self, b: int, t: int) -> bool:
-        return not self.record.is_first[b, t + 1]
-
-    def can_act(self, b: int, t: int, i: int) -> bool:
-        return bool(self.record.present[b, t, i] and self.record.alive[b, t, i])
-
-    def source(self, b: int, t: int, i: int) -> bool:
-        return self.can_act(b, t, i) and self.stays(b, t) and bool(self.record.present[b, t + 1, i])
-
-    def team(self, b: int, t: int, i: int) -> bool:
-        return bool(self.record.present[b, t, i]) and self.stays(b, t)
-
-    def was_legal(self, b: int, t: int, i: int) -> bool:
-        return bool(self.record.legal[b, t, i, self.record.action[b, t, i]])
-
-    def ahead(self, horizon: int, b: int, t: int, i: int) -> bool:
-        for k in range(t, t + horizon):
-            if not (self.can_act(b, k, i) and self.was_legal(b, k, i) and self.stays(b, k)):
-                return False
-        return bool(self.record.present[b, t + horizon, i])
-
-    def active(self, alive_before: np.ndarray, b: int, t: int, i: int) -> bool:
-        record = self.record
-        if not record.present[b, t, i]:
-            return False
-        if record.alive[b, t, i]:
-            return True
-        was_alive = record.alive[b, t - 1, i] if t > 0 else alive_before[b, i]
-        return bool(was_alive and not record.is_first[b, t])
-
-    def root(self, b: int, t: int) -> bool:
-        record = self.record
-        if t + 2 >= record.reward.shape[1] or record.is_last[b, t]:
-            return False
-        somebody = any(self.can_act(b, t, i) for i in range(AGENTS))
-        return somebody and self.stays(b, t) and self.stays(b, t + 1)
-
-    def endpoint(self, b: int, t: int, i: int, horizon: int) -> bool:
-        if t + horizon >= self.record.reward.shape[1]:
-            return False
-        whole = all(self.stays(b, t + k) for k in range(horizon))
-        return whole and bool(self.record.present[b, t + horizon, i])
 
 
 @jit
