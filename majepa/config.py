@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import cattrs
+from cattrs.v import format_exception
 
 from .envs.make import nearest_names
 
@@ -467,8 +468,13 @@ def from_json(data: Mapping[str, Any]) -> TrainConfig:
         made = _CONVERTER.structure(algo, kind)
         return _CONVERTER.structure({**rest, "algo": made}, TrainConfig)
     except (cattrs.BaseValidationError, cattrs.errors.ForbiddenExtraKeysError) as error:
-        reasons = "; ".join(cattrs.transform_error(error, path="config"))
+        reasons = "; ".join(cattrs.transform_error(error, "config", _reason))
         raise ConfigError(f"the stored config cannot be used: {reasons}") from error
+
+
+def _reason(error: BaseException, kind: Any) -> str:
+    """Our own words where we have some."""
+    return str(error) if isinstance(error, ConfigError) else format_exception(error, kind)
 
 
 def _converter() -> cattrs.Converter:

@@ -133,8 +133,8 @@ SIZES = {
     *(f"local.{name}" for name in ("deterministic", "latents", "classes", "layers", "width")),
     *(f"local.{name}" for name in ("heads", "window", "hidden", "prior_layers")),
     *(f"joint.{name}" for name in ("agent_layers", "layers", "width", "heads", "window", "hidden")),
-    *(f"policy.{name}" for name in ("actor_layers", "actor_width", "critic_width")),
-    "policy.critic_heads",
+    *(f"policy.{name}" for name in ("actor_layers", "actor_width")),
+    *(f"policy.{name}" for name in ("critic_layers", "critic_width", "critic_heads")),
     "bins.count",
     "loss.sigreg_projections",
     "loss.self_fed_roots",
@@ -142,6 +142,8 @@ SIZES = {
     "replay.batch",
     "replay.learning",
 }
+RATES = {f"optimizer.{name}" for name in ("model_rate", "actor_rate", "critic_rate")}
+"""Narrow layers need larger ones."""
 CADENCE = {f"collect.{name}" for name in ("num_envs", "prefill", "train_ratio", "model_only_calls")}
 
 
@@ -180,7 +182,9 @@ def test_what_follows_from_the_papers_numbers():
 def test_smaller_presets_change_sizes_and_cadence_and_nothing_of_the_method(name):
     paper, other = flat(PAPER), flat(PRESETS["majepa"][name])
     changed = {path for path in paper if paper[path] != other[path]}
-    assert changed <= SIZES | CADENCE | {"precision", "loss.sigreg_samples"}
+    assert changed <= SIZES | RATES | CADENCE | {"precision", "loss.sigreg_samples"}
+    faster = {path: other[path] / paper[path] for path in RATES}
+    assert max(faster.values()) == pytest.approx(min(faster.values()))
     assert {"local.width", "joint.width", "replay.batch", "collect.prefill"} <= changed
     assert other["precision"] == "float32"
     # The statistic grows with its samples; it is scaled to those of the paper's batch.

@@ -185,6 +185,19 @@ class TestDecentralisation:
                       for t in map(jax.device_get, traces))  # fmt: skip
         assert_same(one, other)
 
+    def test_a_new_episode_begins_with_nothing(self, key):
+        """What another episode left behind in memory has no influence."""
+        begin = 5
+        rows, others = make_rows(), make_rows(1)
+        other = jax.tree.map(lambda a, b: np.concatenate([b[:begin], a[begin:]]), rows, others)
+        traces = jax.device_get([live(learner().params, one, key) for one in (rows, other)])
+        kept, left = ([trace.action[:, 1], trace.z[:, 1], trace.keys[:, :, 1]] for trace in traces)
+        for one, two in zip(kept, left, strict=True):
+            np.testing.assert_array_equal(one[begin:], two[begin:])
+            assert np.any(one[:begin] != two[:begin])
+        # The other environment was in the middle of its episode.
+        assert np.any(traces[0].keys[begin, :, 0] != traces[1].keys[begin, :, 0])
+
     def test_a_deployed_agent_does_what_it_did_in_the_team(self, key):
         rows = make_rows()
         team = jax.device_get(live(learner().params, rows, key))

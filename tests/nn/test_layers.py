@@ -68,6 +68,12 @@ class TestLinear:
     def test_a_scale_of_zero_begins_at_zero(self, key):
         assert not np.any(jit(lambda key: Linear(4, 3, key=key, scale=0.0))(key).weight)
 
+    def test_a_bias_may_be_asked_for(self, key):
+        linear = jit(lambda key: Linear(2, 4096, key=key, bias_scale=0.1))(key)
+        np.testing.assert_allclose(np.std(linear.bias), 0.1, rtol=0.05)
+        assert abs(np.mean(linear.bias)) < 0.01
+        assert abs(np.corrcoef(linear.bias, linear.weight[0])[0, 1]) < 0.1
+
 
 class TestRMSNorm:
     @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
@@ -117,11 +123,14 @@ class TestMLP:
 
         np.testing.assert_allclose(apart(mlp, x), call(mlp, x), rtol=1e-5, atol=1e-5)
 
-    def test_it_begins_with_unlike_layers_and_the_output_scale_on_the_last(self, key):
-        build = jit(lambda key: MLP(64, [64], 64, key=key, out_scale=0.1))
-        first, last = (np.asarray(linear.weight).ravel() for linear in build(key).linears)
-        np.testing.assert_allclose([first.std(), last.std()], [1 / 8, 0.1 / 8], rtol=0.05)
-        assert abs(np.corrcoef(first, last)[0, 1]) < 0.1
+    def test_layers_begin_apart_with_the_scale_on_the_last_and_the_bias_on_the_first(self, key):
+        mlp = jit(lambda key: MLP(64, [64, 64], 64, key=key, out_scale=0.1, first_bias=0.2))(key)
+        weights = [np.asarray(linear.weight).ravel() for linear in mlp.linears]
+        deviations = [weight.std() for weight in weights]
+        np.testing.assert_allclose(deviations, [1 / 8, 1 / 8, 0.1 / 8], rtol=0.05)
+        assert np.abs(np.corrcoef(weights) - np.eye(3)).max() < 0.1
+        biases = [np.std(linear.bias) for linear in mlp.linears]
+        np.testing.assert_allclose(biases, [0.2, 0, 0], rtol=0.3)
 
     def test_parameters_are_counted(self):
         assert count_parameters(make_mlp(6, 5)) == (4 * 6 + 6 + 6) + (6 * 5 + 5 + 5) + 18

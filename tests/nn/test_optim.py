@@ -1,24 +1,16 @@
 """The optimizer against the same steps written by hand, and its guard against bad gradients."""
 
-import functools
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from majepa.config import OptimizerConfig
-from majepa.nn.optim import (
-    Report,
-    apply_update,
-    begin_optimizer,
-    follow,
-    is_finite,
-    make_optimizer,
-)
+from majepa.nn.optim import Moments, Optimizer, Plain, Report, apply_update, follow, is_finite
 
 CONFIG = OptimizerConfig()
 RATE = 1e-2
@@ -69,18 +61,16 @@ def tensors(tree: Net) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf, np.float64) for name, leaf in (alone | stacked).items()}
 
 
-@functools.cache
-def optimizer():
-    return make_optimizer(CONFIG, RATE)
+OPTIMIZER = Optimizer(CONFIG, RATE)
 
 
 @jax.jit
 def step(gradient: Net, state, params: Net, is_good=True):
-    return apply_update(optimizer(), gradient, state, params, is_good)
+    return apply_update(OPTIMIZER, gradient, state, params, is_good)
 
 
-def run(params: Net, gradients: list[Net]) -> tuple[Net, tuple, Report]:
-    state, report = begin_optimizer(optimizer(), params), None
+def run(params: Net, gradients: list[Net]) -> tuple[Net, Moments, Report]:
+    state, report = OPTIMIZER.init(params), None
     for gradient in gradients:
         params, state, report = step(gradient, state, params)
     return params, state, report
@@ -117,13 +107,11 @@ def test_three_steps_by_hand(scales):
 
 def test_the_state_begins_at_zero_and_in_float32():
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), net(1.0))
-    state = begin_optimizer(optimizer(), half)
-    assert jax.tree.leaves(state)
-    for leaf in jax.tree.leaves(state):
-        assert not leaf.any()
-        assert leaf.dtype == (jnp.float32 if leaf.ndim else jnp.int32)
+    state = OPTIMIZER.init(half)
     entries = sum(leaf.size for leaf in jax.tree.leaves(half))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim) == 2 * entries
+    assert state.steps == 0 and state.steps.dtype == jnp.int32
+    for moment in (state.nu, state.mu):
+        assert moment.shape == (entries,) and moment.dtype == jnp.float32 and not moment.any()
 
 
 def test_first_step_is_the_rate_in_each_entry():
@@ -165,7 +153,7 @@ def test_clipping_bounds_each_tensor_by_its_own_norm(scale):
     params = eqx.tree_at(lambda n: n.bias, net(1.0), jnp.zeros(3))
     gradient = net(scale, 1)
     _, state, _ = run(params, [gradient])
-    squares = ravel_pytree(params)[1](state[1][0].nu / (1 - CONFIG.rms))
+    squares = ravel_pytree(params)[1](state.nu / (1 - CONFIG.rms))
     for name, square in tensors(squares).items():
         bound = CONFIG.clip * max(CONFIG.clip_floor, np.linalg.norm(tensors(params)[name]))
         norm = np.linalg.norm(tensors(gradient)[name])
@@ -178,7 +166,7 @@ def test_layers_are_clipped_apart():
     gradient = eqx.tree_at(lambda n: n.layers.weight, filled(0.0), weight)
     params = filled(1.0)
     _, state, _ = run(params, [gradient])
-    clipped = np.sqrt(ravel_pytree(params)[1](state[1][0].nu / (1 - CONFIG.rms)).layers.weight)
+    clipped = np.sqrt(ravel_pytree(params)[1](state.nu / (1 - CONFIG.rms)).layers.weight)
     np.testing.assert_allclose(clipped[0], CONFIG.clip, rtol=1e-4)
     np.testing.assert_allclose(clipped[1], 1e-3, rtol=1e-4)
 
@@ -263,7 +251,25 @@ def test_follow_is_an_exact_average():
 def test_is_finite_looks_at_every_leaf():
     assert is_finite(net(1.0)) and is_finite(())
     assert is_finite((net(1.0), jnp.arange(3)))
+    assert is_finite(filled(1e18))
     for name in ("weight", "bias", "gain"):
-        for junk in (np.nan, np.inf):
+        # Too large is what `apply_update` will refuse.
+        for junk in (np.nan, np.inf, 1e20):
             bad = eqx.tree_at(lambda n, name=name: getattr(n, name), net(1.0), jnp.full((), junk))
             assert not is_finite(bad)
+
+
+def test_a_plain_chain_steps_as_optax_does_on_trees():
+    chain = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(RATE))
+    plain = Plain(chain)
+    on_vector = jax.jit(lambda *given: apply_update(plain, *given))
+    on_tree = jax.jit(chain.update)
+    params = expected = net(1.0)
+    state, expected_state = plain.init(params), chain.init(params)
+    for gradient, good in ((net(1.0, 1), True), (filled(np.nan), False), (net(0.01, 2), True)):
+        params, state, report = on_vector(gradient, state, params)
+        assert report.finite == good
+        if good:
+            update, expected_state = on_tree(gradient, expected_state)
+            expected = jax.tree.map(np.add, expected, update)
+    np.testing.assert_allclose(change(params, expected), 0, atol=1e-6)

@@ -223,8 +223,9 @@ class TestCache:
             np.testing.assert_array_equal(*same)
 
     def test_ending_at_cuts_out_windows(self):
-        _, history = at_once(temporal(LOCAL), records(), RESETS[1], empty(LOCAL))
-        row, last, length = [0, 1, 1, 0], [25, 9, 2, 0], 5
+        _, history = at_once(temporal(LOCAL), records(), RESETS[0], empty(LOCAL))
+        history = history.last(LENGTH)
+        row, last, length = [0, 1, 1, 0], [19, 9, 2, 0], 5
         ending_at = jit(History.ending_at, static_argnums=3)
         history, cut = jax.device_get(
             (history, ending_at(history, jnp.array(row), jnp.array(last), length))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from drawn import jit
-from episodes import make_models, random_sequence
+from episodes import altered, make_models, random_sequence
 
 from majepa.config import DEBUG, JointWeights, LocalWeights, Routes
 from majepa.replay import Record, Sequence
@@ -52,22 +51,15 @@ class Given(NamedTuple):
     e_bar: jax.Array
 
 
-def _altered(config, **numbers):
-    """A copy whose numbers may be arrays; the checks of a config want floats."""
-    new = copy.copy(config)
-    vars(new).update(numbers)
-    return new
-
-
 @jit
 def _evaluate(parameters, sequence, local_weights, joint_weights, routes, others, key):
-    loss = _altered(
+    loss = altered(
         DEBUG.loss,
         **others,
-        local=_altered(DEBUG.loss.local, **local_weights),
-        joint=_altered(DEBUG.loss.joint, **joint_weights),
+        local=altered(DEBUG.loss.local, **local_weights),
+        joint=altered(DEBUG.loss.joint, **joint_weights),
     )
-    config = _altered(DEBUG, loss=loss, routes=_altered(DEBUG.routes, **routes))
+    config = altered(DEBUG, loss=loss, routes=altered(DEBUG.routes, **routes))
 
     def objective(parameters):
         local, joint, target_encoder, observation = parameters

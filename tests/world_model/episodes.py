@@ -3,6 +3,7 @@ models to run on them."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax
@@ -99,6 +100,13 @@ def build_models(config: MajepaConfig) -> tuple[LocalModel, JointModel]:
         LocalModel(SIZE, ACTIONS, local, key=key),
         JointModel(feature, ACTIONS, embedding, config.joint, config.bins, key=key),
     )
+
+
+def altered(config, **numbers):
+    """A copy whose numbers may be arrays; the checks of a config want floats."""
+    new = copy.copy(config)
+    vars(new).update(numbers)
+    return new
 
 
 def loop(shape: tuple[int, ...], holds) -> np.ndarray:
