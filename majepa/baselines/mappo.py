@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -24,7 +24,7 @@ from ..envs.base import EnvSpec, TimeStep
 from ..nn.dists import entropy, log_prob_of, masked_log_probs, sample_index
 from ..nn.layers import Linear
 from ..nn.means import masked_mean, standardise
-from ..nn.optim import Plain, apply_update
+from ..nn.optim import apply_update
 from ..nn.recurrent import GRU, LayerNorm, orthogonal_linear
 from ..policy.returns import ValueNorm, clipped_surrogate, gae
 
@@ -171,8 +171,8 @@ class Mappo:
         return Learner(
             actor=actor,
             critic=critic,
-            actor_optimizer=self._optimizer(config.actor_rate).init(actor),
-            critic_optimizer=self._optimizer(config.critic_rate).init(critic),
+            actor_optimizer=self._optimizer(config.actor_rate).init(cast(Any, actor)),
+            critic_optimizer=self._optimizer(config.critic_rate).init(cast(Any, critic)),
             returns=ValueNorm.fresh(),
             nonfinite_in_a_row=jnp.zeros((), jnp.int32),
         )
@@ -355,10 +355,10 @@ class Mappo:
         free, bound = (optax.huber_loss(guess, target, delta=delta) for guess in (value, near))
         return masked_mean(jnp.maximum(free, bound), batch.counts)
 
-    def _optimizer(self, rate: float) -> Plain:
+    def _optimizer(self, rate: float) -> optax.GradientTransformation:
         clip = optax.clip_by_global_norm(self.config.max_gradient)
         # As one vector: the same numbers, and far fewer programs to compile and to start.
-        return Plain(optax.chain(clip, optax.adam(rate, eps=self.config.adam_eps)))
+        return optax.flatten(optax.chain(clip, optax.adam(rate, eps=self.config.adam_eps)))
 
 
 def _decide(

@@ -7,12 +7,11 @@ parameters and optimizer state alone when anything is not finite.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
 
 from ..config import OptimizerConfig
@@ -33,12 +32,12 @@ class Report(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """The optimizer's state: all parameters of the group as one vector."""
+    """The optimizer's state, laid out as the parameters are."""
 
     steps: Int[Array, ""]
-    nu: Float32[Array, " P"]
+    nu: Any
     """Mean squares of clipped gradients."""
-    mu: Float32[Array, " P"]
+    mu: Any
     """Means of normalised gradients."""
 
 
@@ -50,69 +49,57 @@ class Optimizer:
     rate: float
 
     def init(self, params: PyTree[Array]) -> Moments:
-        size = sum(leaf.size for leaf in jax.tree.leaves(params))
-        return Moments(jnp.zeros((), jnp.int32), jnp.zeros(size), jnp.zeros(size))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+        return Moments(jnp.zeros((), jnp.int32), zeros, zeros)
 
-    def update(
-        self, gradient: PyTree[Array], state: Moments, params: PyTree[Array]
-    ) -> tuple[Float32[Array, " P"], Moments]:
-        """The step to add to the parameters, laid out as one vector, and the next state."""
+    def update(self, gradient: Tree, state: Moments, params: Tree) -> tuple[Tree, Moments]:
+        """The step to add to the parameters, and the next state."""
         config, steps = self.config, state.steps + 1
-        clipped = self._clip(gradient, params)
-        nu = config.rms * state.nu + (1 - config.rms) * jnp.square(clipped)
-        root = jnp.sqrt(nu / (1 - config.rms**steps))
-        # The square of a tiny gradient underflows; dividing by `eps` alone would blow it up.
-        normal = jnp.where(root > 0, clipped / (root + config.eps), 0.0)
-        mu = config.momentum * state.mu + (1 - config.momentum) * normal
-        step = -self.rate * mu / (1 - config.momentum**steps)
-        return step, Moments(steps, nu, mu)
+        clipped = jax.tree_util.tree_map_with_path(self._clip, gradient, params)
+        nu = jax.tree.map(
+            lambda nu, g: config.rms * nu + (1 - config.rms) * jnp.square(g), state.nu, clipped
+        )
+        mu = jax.tree.map(
+            lambda mu, nu, g: (
+                config.momentum * mu
+                + (1 - config.momentum) * _over_root(g, nu / (1 - config.rms**steps), config.eps)
+            ),
+            state.mu,
+            nu,
+            clipped,
+        )
+        scale = -self.rate / (1 - config.momentum**steps)
+        return jax.tree.map(lambda leaf: scale * leaf, mu), Moments(steps, nu, mu)
 
-    def _clip(self, gradient: PyTree[Array], params: PyTree[Array]) -> Float32[Array, " P"]:
-        """Each tensor's gradient, its norm bounded by a multiple of the tensor's own."""
-        parts = []
-        for own, new in zip(_tensors(params), _tensors(gradient), strict=True):
-            bound = self.config.clip * jnp.maximum(self.config.clip_floor, _norms(own))
-            factor = 1 / jnp.maximum(1.0, _norms(new) / bound)
-            parts.append((new * factor).reshape(-1))
-        return jnp.concatenate(parts)
+    def _clip(self, path: tuple, gradient: Array, param: Array) -> Float32[Array, "..."]:
+        """A tensor's gradient, its norm bounded by a multiple of the tensor's own.
 
-
-@dataclasses.dataclass(frozen=True)
-class Plain:
-    """An optax chain with the interface of `Optimizer`, on the parameters as one vector."""
-
-    chain: optax.GradientTransformation
-
-    def init(self, params: PyTree[Array]) -> Any:
-        return self.chain.init(_flat(params))
-
-    def update(
-        self, gradient: PyTree[Array], state: Any, params: PyTree[Array]
-    ) -> tuple[Float32[Array, " P"], Any]:
-        step, state = self.chain.update(_flat(gradient), state, _flat(params))
-        return cast(Array, step), state
+        Leaves under a field named `layers` hold the tensors of all layers on their first axis.
+        """
+        stacked = any(getattr(step, "name", None) == "layers" for step in path)
+        axes = tuple(range(int(stacked), gradient.ndim))
+        bound = self.config.clip * jnp.maximum(self.config.clip_floor, _length(param, axes))
+        return gradient.astype(jnp.float32) / jnp.maximum(1.0, _length(gradient, axes) / bound)
 
 
 def apply_update(
-    optimizer: Optimizer | Plain,
+    optimizer: Optimizer | optax.GradientTransformation,
     gradient: Tree,
     state: State,
     params: Tree,
     is_good: Bool[Array, ""] | bool = True,
 ) -> tuple[Tree, State, Report]:
     """One step, if the caller finds it good and all of it is finite; otherwise nothing changes."""
-    step, stepped = optimizer.update(gradient, cast(Any, state), params)
-    gradient_norm = jnp.linalg.norm(_flat(gradient))
-    step_norm = jnp.linalg.norm(step)
+    # optax's types know arrays, not modules of them.
+    update: Any = optimizer.update
+    step, stepped_state = update(gradient, state, params)
+    gradient_norm, step_norm = _norm(gradient), _norm(step)
     taken = jnp.asarray(is_good) & jnp.isfinite(gradient_norm) & jnp.isfinite(step_norm)
-    flat, unravel = ravel_pytree(params)
-    report = Report(
-        gradient_norm=gradient_norm,
-        update_ratio=jnp.where(taken, step_norm / jnp.maximum(jnp.linalg.norm(flat), 1e-8), 0.0),
-        finite=taken,
-    )
-    kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stepped, state)
-    return unravel(jnp.where(taken, flat + step, flat)), kept, report
+    ratio = step_norm / jnp.maximum(_norm(params), 1e-8)
+    report = Report(gradient_norm, jnp.where(taken, ratio, 0.0), taken)
+    stepped = jax.tree.map(lambda param, by: jnp.where(taken, param + by, param), params, step)
+    kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stepped_state, state)
+    return stepped, kept, report
 
 
 def follow(slow: Tree, fast: Tree, rate: float) -> Tree:
@@ -127,24 +114,22 @@ def follow(slow: Tree, fast: Tree, rate: float) -> Tree:
 
 def is_finite(tree: PyTree[Array]) -> Bool[Array, ""]:
     """Whether no entry is infinite or NaN, or so large that its square is."""
-    return jnp.isfinite(jnp.linalg.norm(_flat(tree)))
+    return jnp.isfinite(_norm(tree))
 
 
-def _flat(tree: PyTree[Array]) -> Float32[Array, " P"]:
-    return ravel_pytree(tree)[0].astype(jnp.float32)
+def _over_root(
+    gradient: Float32[Array, "*b"], square: Float32[Array, "*b"], eps: float
+) -> Float32[Array, "*b"]:
+    # The square of a tiny gradient underflows; dividing by `eps` alone would blow it up.
+    root = jnp.sqrt(square)
+    return jnp.where(root > 0, gradient / (root + eps), 0.0)
 
 
-def _tensors(tree: PyTree[Array]) -> list[Float32[Array, "M S"]]:
-    """Every leaf with one row for each tensor it holds.
-
-    Leaves under a field named `layers` hold the tensors of all layers on their first axis.
-    """
-    rows = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        stacked = any(getattr(step, "name", None) == "layers" for step in path)
-        rows.append(leaf.astype(jnp.float32).reshape(leaf.shape[0] if stacked else 1, -1))
-    return rows
+def _norm(tree: PyTree[Array]) -> Float32[Array, ""]:
+    """Euclidean norm over all leaves."""
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
-def _norms(rows: Float32[Array, "M S"]) -> Float32[Array, "M 1"]:
-    return jnp.linalg.norm(rows, axis=-1, keepdims=True)
+def _length(x: Array, axes: tuple[int, ...]) -> Float32[Array, "..."]:
+    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=axes, keepdims=True))

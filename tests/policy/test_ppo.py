@@ -155,7 +155,9 @@ def test_advantages_are_standardised_once_over_the_decisions():
     )
     raw = np.average(advantage, weights=weight)
     deviation = np.sqrt(np.average((advantage - raw) ** 2, weights=weight))
-    np.testing.assert_allclose(frozen.advantage, (advantage - raw) / deviation, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        frozen.advantage, (advantage - raw) / deviation, rtol=1e-3, atol=1e-3
+    )
 
 
 def test_the_rest_of_the_batch_is_as_imagined():
@@ -278,7 +280,8 @@ def test_slots_that_cannot_act_move_the_actor_by_exactly_nothing():
     (loss, _), (gradient, slope) = actor_gradients(actor, frozen, old, later)
     counts = np.asarray(frozen.actor_weight) > 0
     assert not np.any(np.asarray(slope)[~counts])
-    assert np.all(np.abs(np.asarray(slope)[counts]).max(-1) > 0)
+    has_choice = counts & (np.asarray(frozen.legal).sum(-1) > 1)
+    assert np.all(np.abs(np.asarray(slope)[has_choice]).max(-1) > 0)
 
     idle = array(~counts)
     changed = frozen._replace(
@@ -298,9 +301,7 @@ def test_a_policy_that_ran_away_stays_finite():
     _, actor, _, _, frozen = batch()
     for distance in (1e6, -1e6):
         old = jnp.full(frozen.action.shape, distance)
-        (loss, (_, report)), (gradient, _) = actor_gradients(
-            actor, frozen, old, jnp.asarray(False)
-        )
+        (loss, (_, report)), (gradient, _) = actor_gradients(actor, frozen, old, jnp.asarray(False))
         numbers = [loss, report.divergence, *map(jnp.sum, jax.tree.leaves(gradient))]
         assert np.isfinite(numbers).all()
 
@@ -346,7 +347,7 @@ def test_the_critic_sees_who_is_there_and_who_lives():
     imagined, _, critic, _, _ = batch()
     s = imagined.s[0, :, :2]
     both = jnp.ones(s.shape[:-1], bool)
-    look = jit(critic)
+    look = functools.partial(jit(type(critic).__call__), critic)
     plain = look(s, both, both)
     dead = look(s, both, both.at[..., 2].set(False))
     assert np.all(np.abs(np.asarray(plain - dead)[..., :2, :]).max(-1) > 0)
@@ -396,9 +397,7 @@ def test_replayed_returns_against_a_loop():
             else:
                 mixed = 0.05 * start[row, t + 1, agent] + 0.95 * following
                 following = reward[row, t + 1] + discount * mixed
-            np.testing.assert_allclose(
-                got.returns[row, t, agent], following, rtol=1e-4, atol=1e-5
-            )
+            np.testing.assert_allclose(got.returns[row, t, agent], following, rtol=1e-4, atol=1e-5)
     assert terminal.any()
     assert (last & ~terminal).any()
 
@@ -551,13 +550,19 @@ def test_every_epoch_uses_the_frozen_batch_and_the_first_policy():
     for epoch in range(5):
         actor, actor_moments, old = actor_step(actor, actor_moments, old, jnp.asarray(epoch == 0))
         critic, critic_moments = critic_step(critic, critic_moments)
-    after, after_optimizers, _ = improved()
-    got = (after.actor, after.critic, after_optimizers.actor, after_optimizers.critic)
-    expected = (actor, critic, actor_moments, critic_moments)
-    jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4),
-        got, expected,
-    )  # fmt: skip
+
+    # Parameters are not compared: the bias of attention's keys has no effect and follows noise.
+    @jit
+    def opinions(actor, critic):
+        logits = critic(frozen.s, frozen.present, frozen.alive)
+        return jnp.exp(actor(frozen.s, frozen.legal)), jax.nn.softmax(logits)
+
+    after, _, _ = improved()
+    got, expected = opinions(after.actor, after.critic), opinions(actor, critic)
+    started = opinions(params.actor, params.critic)
+    for one, other, start in zip(got, expected, started, strict=True):
+        assert np.abs(one - start).max() > 0.1
+        np.testing.assert_allclose(one, other, atol=2e-3)
     np.testing.assert_allclose(old, np.log(taken(probabilities())), rtol=1e-4, atol=1e-5)
 
 
@@ -594,7 +599,8 @@ def test_the_actors_loss_does_not_touch_the_critic():
 def test_a_group_whose_loss_is_no_number_stays_as_it_is(group, other):
     before = begun()
     field = {"actor": "advantage", "critic": "returns"}[group]
-    params, optimizers = altered(**{field: jnp.full(before.frozen.action.shape, jnp.nan)})
+    broken = jnp.full_like(getattr(before.frozen, field), jnp.nan)
+    params, optimizers = altered(**{field: broken})
     assert same(getattr(params, group), getattr(before.params, group))
     assert same(getattr(optimizers, group), getattr(before.optimizers, group))
     assert same(getattr(params, other), getattr(improved()[0], other))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from drawn import jit
 from episodes import altered, make_models, random_sequence
@@ -99,7 +100,8 @@ def evaluate(world: World) -> Callable[..., Evaluation]:
             for config in (local, joint, routes)
         ]
         others = {"free_nats": jnp.asarray(free_nats), "margin": jnp.asarray(margin)}
-        return _evaluate(parameters, sequence, *numbers, others, world.key)
+        found = _evaluate(parameters, sequence, *numbers, others, world.key)
+        return jax.tree.map(np.asarray, found)
 
     return evaluate
 

@@ -85,7 +85,7 @@ def assert_close(one, two) -> None:
     """Equal to the precision of a sum of floats."""
 
     def check(a, b):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6 * float(jnp.abs(a).max()))
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6 * np.abs(a).max())
 
     jax.tree.map(check, one, two)
 
@@ -120,7 +120,7 @@ def test_the_self_fed_loss(evaluate, ablation):
     routes = ABLATIONS[ablation]
     with_it = evaluate(joint=JointWeights(self_fed=1.0), routes=routes)
     without = evaluate(joint=JointWeights(self_fed=0.0), routes=routes)
-    difference = jax.tree.map(jnp.subtract, with_it, without)
+    difference = jax.tree.map(np.subtract, with_it, without)
     assert_touched(groups_of(difference.local, difference.joint), SELF_FED)
 
 
@@ -182,7 +182,7 @@ class TestRoutes:
         whole, outcome, jepa = (
             evaluate(NO_LOCAL, routes=ABLATIONS[name]).local for name in ("both", "outcome", "jepa")
         )
-        assert_close(whole, jax.tree.map(jnp.add, outcome, jepa))
+        assert_close(whole, jax.tree.map(np.add, outcome, jepa))
 
     def test_the_scale_of_the_jepa_route_multiplies_the_weighted_loss(self, evaluate):
         """0.1 on 2 L_emb moves the states as 0.2 on L_emb does."""

@@ -400,6 +400,34 @@ class TestSymmetry:
             close(found.factual[horizon], parts.factual[horizon][:, :, order])
         jax.tree.map(close, (found.local, found.joint), (parts.local, parts.joint))
 
+    def test_absent_slots_are_not_seen(self, still_models, given):
+        """A team with an absent slot, whatever it holds, predicts what the team without it does."""
+        joint, record = still_models[1], given.record
+
+        @jit
+        def predict(s, record, past):
+            u, _ = run_joint(joint, s, record, given.tokens.episode, past)
+            return u
+
+        def keep(tree, count, axis=2):
+            return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 0, count, axis=axis), tree)
+
+        def team_of(count):
+            """The past is empty: there an absent slot would have to be absent too."""
+            agents = ("alive", "present", "action", "legal")
+            fewer = record._replace(**{name: keep(getattr(record, name), count) for name in agents})
+            past = joint.temporal.empty(record.reward.shape[0], count)
+            return keep(given.states.s, count), fewer, past
+
+        s, others, past = team_of(AGENTS - 1)
+        expected = predict(s, others, past)
+        s, whole, past = team_of(AGENTS)
+        absent = whole._replace(present=whole.present.at[..., -1].set(False))
+        for junk in (0.0, 100.0):
+            found = predict(s.at[:, :, -1].set(junk), absent, past)
+            np.testing.assert_allclose(found[:, :, :-1], expected, rtol=1e-4, atol=1e-5)
+        assert np.abs(predict(s, whole, past)[:, :, :-1] - expected).max() > 1e-2
+
 
 class TestObjective:
     def test_the_total_is_the_weighted_sum(self, evaluate):

@@ -361,5 +361,13 @@ class TestLoss:
                 ):  # fmt: skip
                     expected = np.mean(values) if values else 0
                     assert found[h - 1] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+                drawn = {at: 1 / (1 + np.exp(-result.rollout.legal[h - 1][at])) for at in own}
+                illegal = {
+                    (r, i): ~slow.record.legal[root.row[r], root.time[r] + h, i] for r, i in own
+                }
+                mistaken = sum(float((drawn[at] * illegal[at]).sum()) for at in own)
+                everything = sum(float(drawn[at].sum()) for at in own)
+                expected = mistaken / everything if own else 0
+                assert fed.illegal[h - 1] == pytest.approx(expected, rel=1e-4)
                 similar = self.mean(1 - result.entries["emb"], h, own)
                 assert fed.embedding[h - 1] == pytest.approx(similar, rel=1e-4, abs=1e-5)

@@ -1,0 +1,261 @@
+"""The whole learner, compiled once: what a call changes, what it leaves alone, and resuming."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drawn import jit
+from runs.counting import CountingEnv
+from safetensors.numpy import load_file
+
+from majepa import train as loop
+from majepa.agent import Learner, Majepa
+from majepa.algorithm import Experience
+from majepa.collect import collect
+from majepa.config import DEBUG, EvaluationConfig, MajepaConfig, TrainConfig
+from majepa.evaluate import Evaluation
+from majepa.replay import insert
+from majepa.run_folder import CHECKPOINT
+from majepa.train import RunState, train
+
+ENV = CountingEnv(lengths=(3, 5, 4, 2), limit=5)
+ALGO = dataclasses.replace(
+    DEBUG,
+    # Every further horizon would take long to compile.
+    joint=dataclasses.replace(DEBUG.joint, horizons=(1, 2)),
+    loss=dataclasses.replace(DEBUG.loss, self_fed_horizons=(2, 3)),
+    replay=dataclasses.replace(DEBUG.replay, learning=8),
+    optimizer=dataclasses.replace(
+        DEBUG.optimizer, model_rate=1e-3, actor_rate=1e-3, critic_rate=1e-3
+    ),
+    collect=dataclasses.replace(DEBUG.collect, prefill=24, train_ratio=6.0, model_only_calls=2),
+)
+"""A call for every four transitions."""
+CONFIG = TrainConfig(
+    ALGO, env="test:counting", steps=80, evaluation=EvaluationConfig(every=1000), save_every=1000
+)
+assert isinstance(CONFIG.algo, MajepaConfig)
+
+
+@functools.cache
+def algorithm() -> Majepa:
+    return Majepa(CONFIG.algo, ENV.spec, steps=CONFIG.steps)
+
+
+@functools.cache
+def begun() -> RunState:
+    return jit(loop._fresh(CONFIG, algorithm(), ENV))()._replace(transitions=0, updates=0)
+
+
+collect_rows = jit(collect, static_argnums=(0, 1), static_argnames="rows")
+update = jit(lambda algorithm, *given: algorithm.update(*given), static_argnums=0)
+
+
+class Ready(NamedTuple):
+    """A learner whose replay is full enough, and the next row."""
+
+    learner: Learner
+    data: Experience
+
+
+@functools.cache
+def ready() -> Ready:
+    learner, stream = begun().learner, begun().stream
+    rows = collect_rows(algorithm(), ENV, learner, stream, jax.random.key(0), rows=20)
+    data = rows.data
+    replay = jit(insert)(learner.replay, data.rows, data.rows.kept)
+    more = collect_rows(algorithm(), ENV, learner, rows.stream, jax.random.key(1), rows=1)
+    encoder = jax.tree.map(lambda leaf: leaf + 0.5, learner.target_encoder)
+    learner = learner._replace(
+        replay=replay, transitions=jnp.asarray(60, jnp.int32), target_encoder=encoder
+    )
+    return Ready(learner, more.data)
+
+
+def one_call(learner: Learner, seed: int = 0) -> tuple[Learner, dict[str, float]]:
+    """A batch after which exactly one call is owed."""
+    learner = learner._replace(due=jnp.asarray(0.5))
+    after, metrics = update(algorithm(), learner, ready().data, jax.random.key(seed))
+    assert after.calls == learner.calls + 1
+    return after, {name: float(value) for name, value in metrics.items()}
+
+
+def with_calls(calls: int) -> Learner:
+    return ready().learner._replace(calls=jnp.asarray(calls, jnp.int32))
+
+
+@functools.cache
+def model_only():
+    return one_call(with_calls(0))
+
+
+@functools.cache
+def active():
+    return one_call(with_calls(CONFIG.algo.collect.model_only_calls))
+
+
+def same(one, other) -> bool:
+    return all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
+
+
+def moved(group: str, one: Learner, other: Learner) -> bool:
+    pairs = [(getattr(x.params, group), getattr(x.optimizers, group)) for x in (one, other)]
+    return not same(*pairs)
+
+
+def test_the_first_calls_train_the_model_alone():
+    before, (after, metrics) = with_calls(0), model_only()
+    assert moved("local", before, after)
+    assert moved("joint", before, after)
+    assert not moved("actor", before, after)
+    assert not moved("critic", before, after)
+    assert [int(moments.steps) for moments in after.optimizers] == [1, 1, 0, 0]
+    assert np.isnan(metrics["loss/actor"])
+    assert np.isfinite(metrics["loss/model"])
+
+
+def test_later_calls_train_all_four_groups():
+    before, (after, metrics) = with_calls(2), active()
+    assert all(moved(group, before, after) for group in before.params._fields)
+    assert [int(moments.steps) for moments in after.optimizers] == [1, 1, 5, 5]
+    assert [name for name, value in metrics.items() if not np.isfinite(value)] == []
+    for group in before.params._fields:
+        assert metrics[f"finite/{group}"] == 1
+        assert metrics[f"update_ratio/{group}"] > 0
+
+
+def test_the_model_learns_the_same_whether_behaviour_does_or_not():
+    (one, _), (other, _) = model_only(), active()
+    assert same(one.params[:2], other.params[:2])
+    assert same(one.optimizers[:2], other.optimizers[:2])
+
+
+def test_the_target_encoder_follows_the_new_encoder():
+    before, (after, _) = ready().learner, model_only()
+    old, new = (jax.tree.leaves(x) for x in (before.target_encoder, after.params.local.encoder))
+    for slow, fast, got in zip(old, new, jax.tree.leaves(after.target_encoder), strict=True):
+        expected = 0.99 * np.asarray(slow, np.float64) + 0.01 * np.asarray(fast, np.float64)
+        np.testing.assert_allclose(got, expected, rtol=3e-7, atol=1e-9)
+
+
+def test_a_learner_starts_with_a_copy_of_its_encoder():
+    learner = begun().learner
+    assert same(learner.target_encoder, learner.params.local.encoder)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(learner.optimizers))
+
+
+def test_the_critic_of_the_calls_start_is_the_target():
+    """A fresh critic says exactly zero: so do the targets in the call that changes it."""
+    after, metrics = active()
+    assert metrics["value/imagined"] == 0
+    assert metrics["value/replayed"] == 0
+    assert metrics["value/imagined_error"] > 0
+    _, following = one_call(after)
+    assert following["value/imagined"] != 0
+    assert following["value/replayed"] != 0
+
+
+@functools.cache
+def broken() -> Learner:
+    """No reward of the replay is a number."""
+    learner = with_calls(0)
+    stored = learner.replay.stored
+    stored = stored._replace(reward=jnp.full_like(stored.reward, jnp.nan))
+    return learner._replace(replay=learner.replay._replace(stored=stored))
+
+
+def test_a_step_that_is_no_number_leaves_everything_as_it_is():
+    before = broken()
+    after, metrics = one_call(before)
+    assert same(after.params, before.params)
+    assert same(after.optimizers, before.optimizers)
+    assert same(after.target_encoder, before.target_encoder)
+    rows = ready().data.rows
+    untouched = jit(insert)(before.replay, rows, rows.kept).stored.latent
+    assert same(after.replay.stored.latent, untouched)
+    assert not same(model_only()[0].replay.stored.latent, untouched)
+    assert after.nonfinite == metrics["nonfinite_in_a_row"] == 1
+    assert metrics["finite/local"] == metrics["finite/joint"] == 0
+
+
+def test_bad_steps_in_a_row_are_counted():
+    once, _ = one_call(broken())
+    twice, metrics = one_call(once)
+    assert twice.nonfinite == metrics["nonfinite_in_a_row"] == 2
+    healed, metrics = one_call(twice._replace(replay=ready().learner.replay))
+    assert healed.nonfinite == metrics["nonfinite_in_a_row"] == 0
+    assert same(healed.params, model_only()[0].params)
+
+
+def test_bad_rewards_spare_model_and_critic_in_later_calls_too():
+    before = broken()._replace(calls=jnp.asarray(5, jnp.int32))
+    after, metrics = one_call(before)
+    for group in ("local", "joint", "critic"):
+        assert not moved(group, before, after)
+        assert metrics[f"finite/{group}"] == 0
+    # The actor learns from imagined rewards only.
+    assert moved("actor", before, after)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
+
+
+def two_calls(seed: int) -> Learner:
+    after, _ = one_call(with_calls(2), seed)
+    return one_call(after, seed + 1)[0]
+
+
+def test_keys_decide():
+    one, again, other = two_calls(0), two_calls(0), two_calls(7)
+    assert same(one, again)
+    for group in one.params._fields:
+        assert moved(group, one, other)
+    assert not same(one.replay.stored.latent, other.replay.stored.latent)
+
+
+# Runs.
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """The loop with programs that are compiled already, and evaluation in no time."""
+
+    def judge(*_, episodes, key, greedy):
+        zeros = np.zeros(episodes, np.float32)
+        return Evaluation(zeros > 0, zeros, zeros.astype(np.int32), greedy)
+
+    monkeypatch.setattr(loop, "evaluate", judge)
+    monkeypatch.setattr(loop, "_collect", collect_rows)
+    monkeypatch.setattr(loop, "_update", update)
+    monkeypatch.setattr(loop, "_fresh", lambda *_: begun)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(prepared, tmp_path):
+    def run(name, **options):
+        return train(CONFIG, tmp_path / name, env=ENV, algorithm=algorithm(), **options)
+
+    whole = run("whole")
+    part = run("parts", stop_after=52)
+    assert 52 <= part.transitions < whole.transitions
+    rest = run("parts", resume=True)
+    assert rest.transitions == whole.transitions
+    one, other = (load_file(tmp_path / name / CHECKPOINT) for name in ("whole", "parts"))
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert array.tobytes() == other[name].tobytes(), name
+    # Model and behaviour learned before and after the stop, and nothing was left out.
+    calls = int(one["learner/calls"])
+    assert calls > 8
+    assert one["learner/optimizers/critic/steps"] == 5 * (calls - 2)
+    first = begun().learner.params
+    for path, leaf in jax.tree_util.tree_leaves_with_path(first):
+        name = "learner/params/" + jax.tree_util.keystr(path, simple=True, separator="/")
+        assert np.any(one[name] != np.asarray(leaf)), name
+    replay = {name.rpartition("/")[2] for name in one if name.startswith("learner/replay/")}
+    assert {"latent", "observation", "action", "inserted"} <= replay
+    assert one["learner/replay/inserted"] == one["updates"]
