@@ -73,7 +73,7 @@ class Learner(NamedTuple):
     """Learner calls earned by new transitions and not made yet."""
     calls: Int[Array, ""]
     nonfinite: Int[Array, ""]
-    """Model updates in a row that were not finite."""
+    """Calls in a row in which some step was not finite and was left out."""
 
 
 class Executor(eqx.Module):
@@ -151,8 +151,8 @@ class Majepa:
 
     def make_replay(self) -> Replay:
         config = self.config
-        # Rows are transitions and first rows; the shortest episodes would fill the ring anyway.
-        rows = math.ceil(1.25 * self.steps / config.collect.num_envs) + self.spec.episode_limit
+        # A transition brings one row, and at most one more: the first of the next episode.
+        rows = math.ceil(2 * self.steps / config.collect.num_envs) + 1
         return make_replay(
             self.spec,
             config.replay,
@@ -233,6 +233,7 @@ class Majepa:
         model_view = sample(learner.replay, config.replay, config.context, key_model_view)
         behaviour_view = sample(learner.replay, config.replay, config.context, key_behaviour_view)
 
+        bad_before = learner.nonfinite
         learner, fresh, model_metrics = self.train_model(learner, model_view, key_model)
         active = learner.calls >= config.collect.model_only_calls
         params, optimizers, refreshed, behaviour_metrics = jax.lax.cond(
@@ -244,8 +245,13 @@ class Majepa:
             replay = write_back(replay, model_view, fresh, config.context)
         if config.replay.write_back == "behaviour":
             replay = write_back(replay, behaviour_view, refreshed, config.context)
+        all_taken = behaviour_metrics["finite/actor"] * behaviour_metrics["finite/critic"] == 1
         learner = learner._replace(
-            params=params, optimizers=optimizers, replay=replay, calls=learner.calls + 1
+            params=params,
+            optimizers=optimizers,
+            replay=replay,
+            calls=learner.calls + 1,
+            nonfinite=jnp.where(active & ~all_taken, bad_before + 1, learner.nonfinite),
         )
         return learner, Totals(model_metrics, behaviour_metrics, active.astype(jnp.float32))
 

@@ -326,20 +326,28 @@ def _check_majepa(config: MajepaConfig) -> None:
         ("policy.epochs", config.policy.epochs),
         ("collect.num_envs", config.collect.num_envs),
         ("loss.self_fed_chunk", config.loss.self_fed_chunk),
-        ("bins.count", config.bins.count),
+        ("local.window", local.window),
+        ("joint.window", joint.window),
     ):
         _require(count >= 1, f"algo.{name}", count, "one or more")
+    bins, roots = config.bins.count, config.loss.self_fed_roots
+    odd = bins >= 3 and bins % 2 == 1
+    _require(odd, "algo.bins.count", bins, "odd and three or more, so that one bin is zero")
     _require(
-        config.bins.count % 2 == 1, "algo.bins.count", config.bins.count,
-        "odd, so that one bin is zero",
-    )  # fmt: skip
+        1 <= roots <= replay.batch * replay.learning,
+        "algo.loss.self_fed_roots",
+        roots,
+        f"between 1 and the {replay.batch * replay.learning} learning records of a batch",
+    )
+    _require(0 <= replay.uniform <= 1, "algo.replay.uniform", replay.uniform, "between 0 and 1")
+    _require(0 < replay.decay <= 1, "algo.replay.decay", replay.decay, "above 0 and at most 1")
     rows = replay.capacity // config.collect.num_envs
     _require(
-        rows >= config.context + replay.learning,
+        rows > config.context + replay.learning,
         "algo.replay.capacity",
         replay.capacity,
-        f"at least {(config.context + replay.learning) * config.collect.num_envs} rows: "
-        f"one sequence for each of {config.collect.num_envs} environments",
+        f"at least {(config.context + replay.learning + 1) * config.collect.num_envs} rows: "
+        f"one sequence and the row before it for each of {config.collect.num_envs} environments",
     )
 
 
@@ -386,7 +394,7 @@ PRESETS: Mapping[str, Mapping[str, AlgorithmConfig]] = {
 BUDGETS: Mapping[str, int] = {"3s_vs_5z": 200_000, "2c_vs_64zg": 200_000, "corridor": 400_000}
 """Transitions the paper trains for on single maps; `BUDGET` on all others."""
 BUDGET = 100_000
-PRESET_BUDGETS: Mapping[str, int] = {"small": 30_000, "debug": 1_000}
+PRESET_BUDGETS: Mapping[str, int] = {"small": 10_000, "debug": 1_000}
 
 
 @dataclasses.dataclass(frozen=True)

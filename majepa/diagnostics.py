@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from .imagine import Imagined
 from .nn.means import masked_mean, weighted_mean
@@ -51,7 +51,8 @@ def of_model(
         **{f"valid/{name}": share for name, share in loss.entries.items()},
         **_of_step("local", local),
         **_of_step("joint", joint),
-        **_of_embeddings(loss.e),
+        "kl": loss.kl,
+        **_of_embeddings(loss.e, loss.gaussian),
         **_of_rollouts(loss.self_fed),
     }
 
@@ -67,14 +68,14 @@ def of_behaviour(
     first, last = (jax.tree.map(lambda leaf, k=k: leaf[k], epochs) for k in (0, -1))
     decisions, states = frozen.actor_weight, frozen.value_weight
     return {
-        "loss/actor": first.actor_loss,
+        "loss/actor": last.actor_loss,
         "loss/critic_imagined": first.critic_imagined,
         "loss/critic_replayed": first.critic_replayed,
         "policy/entropy": first.policy.entropy,
         "policy/clipped": last.policy.clipped,
         "policy/divergence": last.policy.divergence,
-        **_of_step("actor", first.actor),
-        **_of_step("critic", first.critic),
+        **_of_steps("actor", epochs.actor),
+        **_of_steps("critic", epochs.critic),
         "valid/decisions": jnp.mean(decisions > 0, dtype=jnp.float32),
         "imagined/reward": weighted_mean(imagined.reward, states),
         "imagined/cont": weighted_mean(imagined.cont, states),
@@ -101,14 +102,22 @@ def _of_step(group: str, report: Report) -> dict[str, Float[Array, ""]]:
     }
 
 
-def _of_embeddings(e: Float[Array, "B T N E"]) -> dict[str, Float[Array, ""]]:
-    """Collapse shows as a small spread or a small rank.
+def _of_steps(group: str, reports: Report) -> dict[str, Float[Array, ""]]:
+    """Of several steps: the mean norms, and the share that was taken."""
+    return _of_step(group, jax.tree.map(lambda leaf: jnp.mean(leaf, dtype=jnp.float32), reports))
+
+
+def _of_embeddings(
+    e: Float[Array, "B T N E"], valid: Bool[Array, "B T N"]
+) -> dict[str, Float[Array, ""]]:
+    """Collapse shows as a small spread or a small rank; the long dead all look the same.
 
     The rank is the participation ratio of the covariance's eigenvalues, (Σλ)² / Σλ².
     """
     flat = jax.lax.stop_gradient(e.reshape(-1, e.shape[-1])).astype(jnp.float32)
-    centred = flat - jnp.mean(flat, axis=0, keepdims=True)
-    covariance = centred.T @ centred / flat.shape[0]
+    weight = valid.reshape(-1, 1) / jnp.maximum(jnp.sum(valid), 1)
+    centred = flat - jnp.sum(weight * flat, axis=0, keepdims=True)
+    covariance = centred.T @ (weight * centred)
     trace = jnp.trace(covariance)
     return {
         "embedding/spread": jnp.sqrt(trace / e.shape[-1]),

@@ -126,7 +126,7 @@ OURS = {
     "collect.model_only_calls": 250,
     "precision": "bfloat16",
 }
-"""What the paper leaves open and the specification decides."""
+"""What the paper leaves open and we decided."""
 
 SIZES = {
     *(f"local.{name}" for name in ("encoder_layers", "encoder_width", "embedding")),

@@ -128,7 +128,7 @@ def _over_root(
 def _norm(tree: PyTree[Array]) -> Float32[Array, ""]:
     """Euclidean norm over all leaves."""
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
-    return jnp.sqrt(jnp.sum(jnp.stack(squares)))
+    return jnp.sqrt(jnp.sum(jnp.stack([*squares, jnp.zeros(())])))
 
 
 def _length(x: Array, axes: tuple[int, ...]) -> Float32[Array, "..."]:

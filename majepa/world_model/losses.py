@@ -39,6 +39,10 @@ class ModelLoss(NamedTuple):
     latent: Int[Array, "B L N S"]
     """Fresh latents of the learning records."""
     e: Float[Array, "B L N E"]
+    gaussian: Bool[Array, "B L N"]
+    """Embeddings that SIGReg looks at."""
+    kl: Float[Array, ""]
+    """Between posterior and prior, before any threshold."""
     entries: Mapping[str, Float[Array, ""]]
     """Share of entries each mask keeps."""
     self_fed: SelfFed
@@ -81,7 +85,16 @@ def model_loss(
         "team": jnp.mean(masks.team(record), dtype=jnp.float32),
         "self_fed": fed.valid_roots,
     }
-    loss = ModelLoss({**local_terms, **joint_terms}, states.latent, states.e, entries, fed)
+    divergence = masked_mean(sg(kl(states.q, local.prior(states.h))), record.present)
+    loss = ModelLoss(
+        terms={**local_terms, **joint_terms},
+        latent=states.latent,
+        e=states.e,
+        gaussian=sigreg_valid,
+        kl=divergence,
+        entries=entries,
+        self_fed=fed,
+    )
     return total + (routed - sg(routed)), loss
 
 

@@ -242,13 +242,18 @@ def _diagnose(
     drawn = jax.nn.sigmoid(rollout.legal) * agent[..., None]
     illegal = jnp.sum(drawn * ~target.legal, axis=(1, 2, 3))
     return sg((
-        _mean_per_step(reward_error, team),
-        _mean_per_step(cont_error, team),
-        _mean_per_step(alive_error, agent),
-        illegal / jnp.maximum(jnp.sum(drawn, axis=(1, 2, 3)), 1e-8),
-        _mean_per_step(1 - entry["emb"], agent),
+        _known_mean(reward_error, team),
+        _known_mean(cont_error, team),
+        _known_mean(alive_error, agent),
+        illegal / jnp.sum(drawn, axis=(1, 2, 3)),
+        _known_mean(1 - entry["emb"], agent),
     ))  # fmt: skip
 
 
 def _mean_per_step(x: Float[Array, "H R N"], valid: Bool[Array, "H R N"]) -> Float[Array, " H"]:
     return jax.vmap(masked_mean)(x, valid)
+
+
+def _known_mean(x: Float[Array, "H R N"], valid: Bool[Array, "H R N"]) -> Float[Array, " H"]:
+    """NaN after as many steps as no root could follow: nothing was measured."""
+    return jnp.where(valid.any(axis=(1, 2)), _mean_per_step(x, valid), jnp.nan)

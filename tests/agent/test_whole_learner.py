@@ -78,7 +78,7 @@ def ready() -> Ready:
 
 def one_call(learner: Learner, seed: int = 0) -> tuple[Learner, dict[str, float]]:
     """A batch after which exactly one call is owed."""
-    learner = learner._replace(due=jnp.asarray(0.5))
+    learner = learner._replace(due=jnp.asarray(0.5, jnp.float32))
     after, metrics = update(algorithm(), learner, ready().data, jax.random.key(seed))
     assert after.calls == learner.calls + 1
     return after, {name: float(value) for name, value in metrics.items()}
@@ -191,7 +191,7 @@ def test_bad_steps_in_a_row_are_counted():
     assert twice.nonfinite == metrics["nonfinite_in_a_row"] == 2
     healed, metrics = one_call(twice._replace(replay=ready().learner.replay))
     assert healed.nonfinite == metrics["nonfinite_in_a_row"] == 0
-    assert same(healed.params, model_only()[0].params)
+    assert same(healed.params[:2], model_only()[0].params[:2])
 
 
 def test_bad_rewards_spare_model_and_critic_in_later_calls_too():
@@ -244,6 +244,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(prepared, tmp_path):
     assert 52 <= part.transitions < whole.transitions
     rest = run("parts", resume=True)
     assert rest.transitions == whole.transitions
+    assert update._cache_size() == 1
     one, other = (load_file(tmp_path / name / CHECKPOINT) for name in ("whole", "parts"))
     assert one.keys() == other.keys()
     for name, array in one.items():
