@@ -471,7 +471,7 @@ class TestObjective:
         assert loss.terms.keys() == TERMS.keys()
         assert {leaf.dtype for leaf in (total, *loss.terms.values())} == {jnp.dtype("float32")}
 
-    def test_the_report_agrees_with_the_data(self, evaluate, world, data, parts):
+    def test_the_report_agrees_with_the_data(self, evaluate, data):
         """Shares of entries, and what is inferred about the learning records."""
         loss, record, slow = evaluate().loss, data.record, Slow(data.record)
         transitions = (record.alive.shape[0], record.alive.shape[1] - 1, AGENTS)
@@ -482,7 +482,7 @@ class TestObjective:
         assert entries["self_fed"] == 1
         assert loss.latent.shape == record.latent.shape
         np.testing.assert_allclose(loss.e, data.states.e, rtol=1e-4, atol=1e-5)
-        # A mean over threshold, and below it.
+        # The regularizer is the same mean, but for its threshold.
         assert 0 < loss.kl <= loss.terms["dyn_reg"]
 
     def test_a_death_on_entering_the_learning_records_is_seen(self, evaluate, world):
