@@ -36,7 +36,7 @@ class Totals(NamedTuple):
 
 
 def mean(totals: Totals, calls: Int[Array, ""]) -> dict[str, Float[Array, ""]]:
-    """Means over the calls that measured each value; NaN where none did."""
+    """Means over the calls; NaN where one of them, or all, had nothing to measure."""
     model = {name: total / calls for name, total in totals.model.items()}
     behaviour = {name: total / totals.active for name, total in totals.behaviour.items()}
     return model | behaviour

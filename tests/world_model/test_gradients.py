@@ -120,8 +120,8 @@ def test_the_self_fed_loss(evaluate, ablation):
     routes = ABLATIONS[ablation]
     with_it = evaluate(joint=JointWeights(self_fed=1.0), routes=routes)
     without = evaluate(joint=JointWeights(self_fed=0.0), routes=routes)
-    difference = jax.tree.map(np.subtract, with_it, without)
-    assert_touched(groups_of(difference.local, difference.joint), SELF_FED)
+    pairs = (with_it.local, with_it.joint), (without.local, without.joint)
+    assert_touched(groups_of(*jax.tree.map(np.subtract, *pairs)), SELF_FED)
 
 
 def test_after_a_reset_nothing_reaches_back(evaluate, world):
