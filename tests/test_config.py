@@ -247,7 +247,7 @@ def test_mappo_on_single_maps_takes_the_other_values_of_its_table():
         ("paper", "sim:3s_vs_5z", 200_000),
         ("paper", "2c_vs_64zg", 200_000),
         ("paper", "sim:corridor", 400_000),
-        ("small", "sim:corridor", 30_000),
+        ("small", "sim:corridor", 10_000),
         ("debug", "sim:3m", 1_000),
     ],
 )
@@ -363,7 +363,7 @@ def test_stored_configs_that_cannot_be_used(changes, words):
         (lambda: MajepaConfig(bins=BinsConfig(count=254)), "algo.bins.count", "254", "odd"),
         (
             lambda: MajepaConfig(replay=ReplayConfig(capacity=4_000)),
-            "algo.replay.capacity", "4000", "at least 4096 rows",
+            "algo.replay.capacity", "4000", "at least 4112 rows",
         ),
         (lambda: TrainConfig(MappoConfig(), steps=0), "steps", "0", "at least one"),
         (lambda: TrainConfig(MappoConfig(), seed=-1), "seed", "-1", "zero or a positive"),
