@@ -262,7 +262,12 @@ class Marking(Majepa):
         seen = params.local.legal.linears[-1].bias[0]
         actor = jax.tree.map(lambda leaf: leaf + 1.0, params.actor)
         refreshed = jnp.full_like(view.record.latent[:, self.config.context :], 2)
-        metrics = {"behaviour/place": _place(view), "behaviour/local": seen}
+        metrics = {
+            "behaviour/place": _place(view),
+            "behaviour/local": seen,
+            "finite/actor": jnp.ones(()),
+            "finite/critic": jnp.ones(()),
+        }
         return params._replace(actor=actor), optimizers, refreshed, metrics
 
 
