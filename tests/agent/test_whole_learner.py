@@ -205,6 +205,19 @@ def test_bad_rewards_spare_model_and_critic_in_later_calls_too():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
 
 
+def test_a_critic_that_is_no_number_is_counted_though_the_model_goes_on():
+    before = with_calls(2)
+    critic = jax.tree.map(lambda leaf: leaf * jnp.nan, before.params.critic)
+    before = before._replace(params=before.params._replace(critic=critic))
+    once, metrics = one_call(before)
+    assert metrics["finite/local"] == 1
+    assert metrics["finite/actor"] == metrics["finite/critic"] == 0
+    assert moved("local", before, once)
+    assert not moved("actor", before, once)
+    assert once.nonfinite == 1
+    assert one_call(once)[0].nonfinite == 2
+
+
 def two_calls(seed: int) -> Learner:
     after, _ = one_call(with_calls(2), seed)
     return one_call(after, seed + 1)[0]
