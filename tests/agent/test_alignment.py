@@ -1,6 +1,7 @@
 """The index convention, from a world that counts to everything that learns from it.
 
-`observation[t] = t` and `reward[t] = 10 t`, so that every array says which row it came from.
+`observation[t] = t` and `reward[t] = 10 t`, so that every array says which row it came from. Where
+imagination starts, and that it goes on as the rows did, is in `test_imagine.py`.
 """
 
 import dataclasses

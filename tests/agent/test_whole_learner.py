@@ -236,16 +236,28 @@ def test_keys_decide():
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """The loop with programs that are compiled already, and evaluation in no time."""
+    """The loop with programs that are compiled already, and evaluation in no time.
+
+    Gives the random keys that the programs are called with.
+    """
 
     def judge(*_, episodes, key, greedy):
         zeros = np.zeros(episodes, np.float32)
         return Evaluation(zeros > 0, zeros, zeros.astype(np.int32), greedy)
 
+    def noting_keys(program):
+        def run(*given, **options):
+            keys.append(np.asarray(jax.random.key_data(given[-1])).tobytes())
+            return program(*given, **options)
+
+        return run
+
+    keys = []
     monkeypatch.setattr(loop, "evaluate", judge)
-    monkeypatch.setattr(loop, "_collect", collect_rows)
-    monkeypatch.setattr(loop, "_update", update)
+    monkeypatch.setattr(loop, "_collect", noting_keys(collect_rows))
+    monkeypatch.setattr(loop, "_update", noting_keys(update))
     monkeypatch.setattr(loop, "_fresh", lambda *_: begun)
+    return keys
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(prepared, tmp_path):
@@ -253,10 +265,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(prepared, tmp_path):
         return train(CONFIG, tmp_path / name, env=ENV, algorithm=algorithm(), **options)
 
     whole = run("whole")
+    used = list(prepared)
+    assert len(used) == len(set(used))
     part = run("parts", stop_after=52)
     assert 52 <= part.transitions < whole.transitions
     rest = run("parts", resume=True)
     assert rest.transitions == whole.transitions
+    assert prepared[len(used) :] == used
     assert update._cache_size() == 1
     one, other = (load_file(tmp_path / name / CHECKPOINT) for name in ("whole", "parts"))
     assert one.keys() == other.keys()
