@@ -138,15 +138,14 @@ class Majepa:
     def make_params(self, key: Key[Array, ""]) -> Params:
         config, spec = self.config, self.spec
         local, actions = config.local, spec.num_actions
-        size = local.deterministic + local.latents * local.classes
         key_local, key_joint, key_actor, key_critic = jax.random.split(key, 4)
         return Params(
             local=LocalModel(spec.observation_size, actions, local, key=key_local),
             joint=JointModel(
-                size, actions, local.embedding, config.joint, config.bins, key=key_joint
+                local.feature, actions, local.embedding, config.joint, config.bins, key=key_joint
             ),
-            actor=Actor(size, actions, config.policy, key=key_actor),
-            critic=Critic(size, config.policy, config.bins, key=key_critic),
+            actor=Actor(local.feature, actions, config.policy, key=key_actor),
+            critic=Critic(local.feature, config.policy, config.bins, key=key_critic),
         )
 
     def make_replay(self) -> Replay:

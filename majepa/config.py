@@ -7,6 +7,7 @@ other numbers is a property, and facts of an environment live in its `EnvSpec`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -46,6 +47,11 @@ class LocalConfig:
     prior_layers: int = 2
     ema: float = 0.01
     """Rate at which the target encoder follows the encoder."""
+
+    @property
+    def feature(self) -> int:
+        """Size of the local state s = [h; vec z]."""
+        return self.deterministic + self.latents * self.classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +288,9 @@ class MappoConfig:
     """Of the running statistics of returns."""
     timeout_is_terminal: bool = True
 
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+
 
 AlgorithmConfig = MajepaConfig | MappoConfig
 
@@ -300,7 +309,38 @@ def _require(good: bool, name: str, seen: object, wanted: str) -> None:
         raise ConfigError(f"{name} is {seen!r}; it must be {wanted}")
 
 
+MAY_BE_ZERO = {"prefill", "model_only_calls"}
+SHARES = {
+    "unimix", "ema", "horizon_decay", "uniform", "decay", "discount", "trace", "replay_trace",
+}  # fmt: skip
+BELOW_ONE = {"dropout", "momentum", "rms", "value_decay"}
+
+
+def _check_numbers(config: Any, place: str = "algo") -> None:
+    """Counts are one or more, scales zero or more, shares at most one."""
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{place}.{field.name}"
+        if dataclasses.is_dataclass(value):
+            _check_numbers(value, name)
+        elif isinstance(value, tuple):
+            good = len(value) > 0 and all(item >= 1 for item in value)
+            _require(good, name, value, "one or more whole numbers above zero")
+        elif isinstance(value, bool):
+            continue
+        elif isinstance(value, int) and field.name in MAY_BE_ZERO:
+            _require(value >= 0, name, value, "zero or more")
+        elif isinstance(value, int):
+            _require(value >= 1, name, value, "one or more")
+        elif isinstance(value, float) and field.name in BELOW_ONE:
+            _require(0 <= value < 1, name, value, "zero or more and below 1")
+        elif isinstance(value, float) and field.name in SHARES:
+            _require(0 <= value <= 1, name, value, "between 0 and 1")
+        elif isinstance(value, float):
+            _require(0 <= value < math.inf, name, value, "zero or more, and finite")
+
+
 def _check_majepa(config: MajepaConfig) -> None:
+    _check_numbers(config)
     local, joint, replay = config.local, config.joint, config.replay
     for name, width, heads in (
         ("local", local.width, local.heads),
@@ -320,16 +360,6 @@ def _check_majepa(config: MajepaConfig) -> None:
         replay.learning,
         f"more than the farthest prediction horizon, {farthest}",
     )
-    for name, count in (
-        ("replay.batch", replay.batch),
-        ("imagination.horizon", config.imagination.horizon),
-        ("policy.epochs", config.policy.epochs),
-        ("collect.num_envs", config.collect.num_envs),
-        ("loss.self_fed_chunk", config.loss.self_fed_chunk),
-        ("local.window", local.window),
-        ("joint.window", joint.window),
-    ):
-        _require(count >= 1, f"algo.{name}", count, "one or more")
     bins, roots = config.bins.count, config.loss.self_fed_roots
     odd = bins >= 3 and bins % 2 == 1
     _require(odd, "algo.bins.count", bins, "odd and three or more, so that one bin is zero")
@@ -339,8 +369,7 @@ def _check_majepa(config: MajepaConfig) -> None:
         roots,
         f"between 1 and the {replay.batch * replay.learning} learning records of a batch",
     )
-    _require(0 <= replay.uniform <= 1, "algo.replay.uniform", replay.uniform, "between 0 and 1")
-    _require(0 < replay.decay <= 1, "algo.replay.decay", replay.decay, "above 0 and at most 1")
+    _require(replay.decay > 0, "algo.replay.decay", replay.decay, "above 0 and at most 1")
     rows = replay.capacity // config.collect.num_envs
     _require(
         rows > config.context + replay.learning,

@@ -53,6 +53,7 @@ def of_model(
         **_of_step("joint", joint),
         "kl": loss.kl,
         **_of_embeddings(loss.e, loss.gaussian),
+        **{f"self_fed/{name}": term for name, term in loss.self_fed.terms.items()},
         **_of_rollouts(loss.self_fed),
     }
 

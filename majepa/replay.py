@@ -184,11 +184,6 @@ def write_back(
     return replay._replace(stored=replay.stored._replace(latent=written))
 
 
-def memory(replay: Replay) -> int:
-    """Bytes that the buffer takes."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(replay))
-
-
 def _smallest(count: int) -> jnp.dtype:
     """The smallest type that holds the indices of `count` things."""
     return jnp.dtype(jnp.uint8 if count <= 256 else jnp.uint16)

@@ -25,7 +25,7 @@ from rich.console import Console
 from . import checkpoint
 from .algorithm import Algorithm, Experience, Metrics
 from .collect import Counts, Stream, begin, check_health, collect
-from .config import AlgorithmConfig, MajepaConfig, MappoConfig, TrainConfig
+from .config import AlgorithmConfig, ConfigError, MajepaConfig, MappoConfig, TrainConfig
 from .envs.base import Env, EnvSpec
 from .envs.make import make_env
 from .evaluate import EVALUATION_SEED, Evaluation, evaluate
@@ -96,6 +96,11 @@ def train(
     clock = Clock()
     env = env or make_env(config.env)
     algorithm = algorithm or make_algorithm(config, env.spec)
+    if config.steps < _batch(algorithm):
+        raise ConfigError(
+            f"steps is {config.steps:,}; {config.algorithm} collects {_batch(algorithm):,} rows "
+            "between two updates and needs a budget of at least that many transitions"
+        )
     folder = folder or new_folder(config)
     if resume:
         reclaim(folder, config, env.spec)
@@ -139,6 +144,16 @@ def load_run(folder: Path, config: TrainConfig, algorithm: Algorithm, env: Env) 
     return checkpoint.load(folder / CHECKPOINT, shapes._replace(transitions=0, updates=0))
 
 
+def memory(learner: Any) -> dict[str, int]:
+    """Bytes of each part of a learner, those too small to matter together."""
+    parts = learner._asdict() if hasattr(learner, "_asdict") else {"learner": learner}
+    sizes = {
+        name: sum(leaf.nbytes for leaf in jax.tree.leaves(part)) for name, part in parts.items()
+    }
+    large = {name: size for name, size in sizes.items() if size >= 10_000}
+    return large | {"other": sum(sizes.values()) - sum(large.values())}
+
+
 def named_key(seed: int, name: str) -> Key[Array, ""]:
     """The random key that a run with this seed uses for one purpose."""
     return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
@@ -168,16 +183,18 @@ class _Limits:
 def _loop(run: _Run, state: RunState, limits: _Limits) -> tuple[RunState, str | None]:
     """Batches until the budget or a limit; what is due at the very end is left to the caller."""
     config = run.config
-    while state.updates == 0 or state.transitions + run.batch <= config.steps:
+    while run.has_budget(state):
         before = state.transitions
         state = run.advance(state)
+        if not run.has_budget(state):
+            break
         stopped = limits.reached(state, run.clock.here)
-        if stopped or state.transitions + run.batch > config.steps:
-            return state, stopped
         if _crosses(before, state.transitions, config.evaluation.every):
             run.evaluate(state, "training")
-        elif run.is_line_due:
+        elif stopped or run.is_line_due:
             run.log(state)
+        if stopped:
+            return state, stopped
         if _crosses(before, state.transitions, config.save_every):
             run.save(state)
     return state, None
@@ -199,7 +216,7 @@ class _Run:
         self.folder = folder
         self.env = env
         self.algorithm = algorithm
-        self.batch = algorithm.cadence.num_envs * algorithm.cadence.rows
+        self.batch = _batch(algorithm)
         self.clock = clock
         self.console = ConsoleLines(console, config.steps)
         self._metrics = JsonLines(folder / METRICS)
@@ -223,8 +240,15 @@ class _Run:
             f"{config.algorithm} on {spec.name} ({spec.num_agents} agents, seed {config.seed}) "
             f"{verb}; budget {config.steps:,} transitions; folder {self.folder}"
         )
-        if state.updates == 0 or state.transitions + self.batch <= config.steps:
+        sizes = memory(state.learner)
+        held = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in sizes.items())
+        self.console.say(f"memory in MB: {held}")
+        if self.has_budget(state):
             self.console.say("compiling; the first line follows the first batch")
+
+    def has_budget(self, state: RunState) -> bool:
+        """Whether another batch can be collected without exceeding the budget."""
+        return state.transitions + self.batch <= self.config.steps
 
     def advance(self, state: RunState) -> RunState:
         """Collect a batch, look at it, and learn from it."""
@@ -353,6 +377,11 @@ def _update(
 def _batch_keys(key: Key[Array, ""], update: Int[Array, ""] | int) -> tuple[Array, Array]:
     key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
     return key_collect, key_update
+
+
+def _batch(algorithm: Algorithm) -> int:
+    """Rows of a batch: the most transitions that it can bring."""
+    return algorithm.cadence.num_envs * algorithm.cadence.rows
 
 
 def _crosses(before: int, after: int, every: int) -> bool:

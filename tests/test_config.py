@@ -19,6 +19,7 @@ from majepa.config import (
     LossConfig,
     MajepaConfig,
     MappoConfig,
+    OptimizerConfig,
     PolicyConfig,
     ReplayConfig,
     TrainConfig,
@@ -98,6 +99,9 @@ APPENDIX = {
     "replay.uniform": 0.5,
     "replay.decay": 0.9998,
     "collect.timeout_is_terminal": True,
+    "loss.sigreg_projections": 256,
+    "loss.sigreg_points": 17,
+    "loss.sigreg_limit": 3.0,
 }
 """What the appendix says outside its table."""
 
@@ -108,9 +112,6 @@ OURS = {
     "joint.hidden": 512,
     "bins.count": 255,
     "bins.limit": 5.0,
-    "loss.sigreg_projections": 256,
-    "loss.sigreg_points": 17,
-    "loss.sigreg_limit": 3.0,
     "loss.sigreg_mask": "active",
     "loss.sigreg_samples": None,
     "replay.capacity": 500_000,
@@ -325,7 +326,31 @@ def test_stored_configs_that_cannot_be_used(changes, words):
     ("make", "what", "seen", "fix"),
     [
         (lambda: MajepaConfig(local=LocalConfig(width=500)), "algo.local width", "500", "8 heads"),
-        (lambda: MajepaConfig(joint=JointConfig(heads=0)), "algo.joint width", "256", "0 heads"),
+        (lambda: MajepaConfig(joint=JointConfig(heads=0)), "algo.joint.heads", "0", "one or more"),
+        (lambda: MajepaConfig(local=LocalConfig(layers=0)), "algo.local.layers", "0", "one or"),
+        (lambda: MajepaConfig(joint=JointConfig(horizons=())), "algo.joint.horizons", "()", "one"),
+        (
+            lambda: MajepaConfig(loss=LossConfig(self_fed_horizons=(2, 0))),
+            "algo.loss.self_fed_horizons", "(2, 0)", "above zero",
+        ),
+        (
+            lambda: MajepaConfig(joint=JointConfig(dropout=1.0)),
+            "algo.joint.dropout", "1.0", "below 1",
+        ),
+        (
+            lambda: MajepaConfig(policy=PolicyConfig(discount=1.5)),
+            "algo.policy.discount", "1.5", "between 0 and 1",
+        ),
+        (
+            lambda: MajepaConfig(collect=CollectConfig(train_ratio=-1.0)),
+            "algo.collect.train_ratio", "-1.0", "zero or more",
+        ),
+        (
+            lambda: MajepaConfig(optimizer=OptimizerConfig(model_rate=float("nan"))),
+            "algo.optimizer.model_rate", "nan", "finite",
+        ),
+        (lambda: MappoConfig(chunk=0), "algo.chunk", "0", "one or more"),
+        (lambda: MappoConfig(epochs=0), "algo.epochs", "0", "one or more"),
         (
             lambda: MajepaConfig(policy=PolicyConfig(critic_width=100)),
             "algo.policy.critic width", "100", "4 heads",

@@ -24,9 +24,9 @@ from ..envs.base import EnvSpec, TimeStep
 from ..nn.dists import entropy, log_prob_of, masked_log_probs, sample_index
 from ..nn.layers import Linear
 from ..nn.means import masked_mean, standardise
-from ..nn.optim import apply_update
+from ..nn.optim import apply_update, is_finite
 from ..nn.recurrent import GRU, LayerNorm, orthogonal_linear
-from ..policy.returns import ValueNorm, clipped_surrogate, gae
+from ..policy.returns import ValueNorm, clipped_surrogate, gae, log_ratio
 
 NO_ACTION = -1
 """The last action of an agent that has not acted yet; its one-hot code is zero."""
@@ -307,7 +307,10 @@ class Mappo:
     def learn(self, state: Learner, batch: Sequences) -> tuple[Learner, Metrics]:
         """One step of each network; the statistics of returns move first."""
         config = self.config
-        returns = state.returns.updated(batch.returns, batch.counts, config.value_decay)
+        moved = state.returns.updated(batch.returns, batch.counts, config.value_decay)
+        returns = jax.tree.map(
+            lambda new, old: jnp.where(is_finite(moved), new, old), moved, state.returns
+        )
         target = returns.normalise(batch.returns)
         actor_gradient, metrics = jax.grad(self.actor_loss, has_aux=True)(state.actor, batch)
         critic_loss, critic_gradient = jax.value_and_grad(self.critic_loss)(
@@ -324,7 +327,9 @@ class Mappo:
             **metrics,
             "loss/critic": critic_loss,
             "actor/gradient_norm": actor_report.gradient_norm,
+            "actor/update_ratio": actor_report.update_ratio,
             "critic/gradient_norm": critic_report.gradient_norm,
+            "critic/update_ratio": critic_report.update_ratio,
         }
         bad = state.nonfinite_in_a_row
         return Learner(actor, critic, actor_optimizer, critic_optimizer, returns, bad), metrics
@@ -336,14 +341,14 @@ class Mappo:
         gain = clipped_surrogate(log_prob, batch.log_prob, batch.advantage, self.config.clip)
         spread = masked_mean(entropy(log_probs), batch.acts)
         loss = -masked_mean(gain, batch.acts) - self.config.entropy * spread
-        log_ratio = log_prob - batch.log_prob
-        ratio = jnp.exp(log_ratio)
+        drift = log_ratio(log_prob, batch.log_prob)
+        ratio = jnp.exp(drift)
         is_clipped = (jnp.abs(ratio - 1) > self.config.clip).astype(jnp.float32)
         return loss, {
             "loss/actor": loss,
             "actor/entropy": spread,
             "actor/clipped": masked_mean(is_clipped, batch.acts),
-            "actor/kl": masked_mean(ratio - 1 - log_ratio, batch.acts),
+            "actor/kl": masked_mean(ratio - 1 - drift, batch.acts),
         }
 
     def critic_loss(

@@ -46,7 +46,7 @@ class Linear(eqx.Module):
         self.bias = bias_scale * jax.random.normal(key_bias, (size_out,))
 
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
-        return along(self.bias, product(x, self.weight))
+        return add_bias(self.bias, product(x, self.weight))
 
 
 class RMSNorm(eqx.Module):
@@ -106,7 +106,7 @@ def product(x: Float[Array, "*b I"], weight: Float[Array, "I O"]) -> Float[Array
     return jnp.einsum("...i,io->...o", x.astype(weight.dtype), weight)
 
 
-def along(bias: Float[Array, " D"], x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
+def add_bias(bias: Float[Array, " D"], x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
     """`x + bias` on the last axis."""
     return x + spread(bias, x.ndim)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
-from .layers import Linear, along, spread
+from .layers import Linear, add_bias, spread
 
 
 def orthogonal_linear(size_in: int, size_out: int, gain: float, *, key: Key[Array, ""]) -> Linear:
@@ -30,7 +30,7 @@ class LayerNorm(eqx.Module):
     def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
         centred = x - jnp.mean(x, axis=-1, keepdims=True)
         scale = jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + self.eps)
-        return along(self.offset, centred * scale * spread(self.gain, x.ndim))
+        return add_bias(self.offset, centred * scale * spread(self.gain, x.ndim))
 
 
 class GRU(eqx.Module):

@@ -16,7 +16,7 @@ from ..nn.means import masked_mean, standardise, weighted_mean
 from ..replay import Record
 from .actor import Actor
 from .critic import Critic
-from .returns import LARGEST_LOG_RATIO, clipped_surrogate, gae
+from .returns import clipped_surrogate, gae, log_ratio
 
 sg = jax.lax.stop_gradient
 
@@ -131,13 +131,13 @@ def actor_loss(
     spread = entropy(log_probs)
     gain = clipped_surrogate(log_prob, old, frozen.advantage, policy.clip)
     loss = -weighted_mean(gain + policy.entropy * spread, frozen.actor_weight)
-    log_ratio = jnp.clip(log_prob - old, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    ratio = jnp.exp(log_ratio)
+    drift = log_ratio(log_prob, old)
+    ratio = jnp.exp(drift)
     outside = (jnp.abs(ratio - 1) > policy.clip).astype(jnp.float32)
     report = PolicyReport(
         entropy=weighted_mean(spread, frozen.actor_weight),
         clipped=weighted_mean(outside, frozen.actor_weight),
-        divergence=weighted_mean(ratio - 1 - log_ratio, frozen.actor_weight),
+        divergence=weighted_mean(ratio - 1 - drift, frozen.actor_weight),
     )
     return loss, (old, report)
 

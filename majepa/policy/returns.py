@@ -37,6 +37,11 @@ def gae(
     return jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, cont), reverse=True)[1]
 
 
+def log_ratio(log_prob: Float[Array, "*b"], old_log_prob: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """Of the new policy's probabilities to the old one's, kept where its exponential is finite."""
+    return jnp.clip(log_prob - old_log_prob, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+
+
 def clipped_surrogate(
     log_prob: Float[Array, "*b"],
     old_log_prob: Float[Array, "*b"],
@@ -44,7 +49,7 @@ def clipped_surrogate(
     clip: float,
 ) -> Float[Array, "*b"]:
     """PPO's objective per entry, to be maximised in `log_prob`."""
-    ratio = jnp.exp(jnp.clip(log_prob - old_log_prob, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
+    ratio = jnp.exp(log_ratio(log_prob, old_log_prob))
     clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
     return jnp.minimum(ratio * advantage, clipped * advantage)
 

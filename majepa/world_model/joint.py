@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import BinsConfig, JointConfig
-from ..nn.layers import MLP, Linear, RMSNorm, along, product
+from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product
 from ..nn.transformer import AgentAttention, Branches, History, TemporalTransformer
 
 
@@ -58,7 +58,7 @@ class AheadHead(eqx.Module):
         first = self.mlp.linears[0]
         size = u.shape[-1] + (tail.shape[-1] - 1) * self.num_actions
         shared = product(self._input(u, tail[..., :-1]), first.weight[:size])
-        each = along(first.bias, first.weight[size:])
+        each = add_bias(first.bias, first.weight[size:])
         each = jnp.expand_dims(each, tuple(range(shared.ndim - 1)))
         return self.mlp.after_first(shared[..., None, :] + each)
 

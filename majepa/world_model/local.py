@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import LocalConfig
 from ..nn.dists import symlog, unimix
-from ..nn.layers import MLP, Linear, RMSNorm, along, product
+from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product
 from ..nn.transformer import Branches, History, TemporalTransformer
 
 
@@ -114,7 +114,7 @@ class Posterior(eqx.Module):
     def seen(self, e: Float[Array, "*b E"]) -> Float[Array, "*b D"]:
         """What the embedding contributes to the first layer; needs no history."""
         first = self.mlp.linears[0]
-        return along(first.bias, product(e, first.weight[-e.shape[-1] :]))
+        return add_bias(first.bias, product(e, first.weight[-e.shape[-1] :]))
 
     def given(self, h: Float[Array, "*b H"], seen: Float[Array, "*b D"]) -> Float[Array, "*b S K"]:
         first = self.mlp.linears[0]
@@ -163,14 +163,13 @@ class LocalModel(eqx.Module):
         key: Key[Array, ""],
     ) -> None:
         keys = jax.random.split(key, 7)
-        feature = config.deterministic + config.latents * config.classes
         self.encoder = Encoder(observation_size, config, key=keys[0])
         self.dynamics = Dynamics(num_actions, config, key=keys[1])
         self.posterior = Posterior(config, key=keys[2])
         self.prior = Prior(config, key=keys[3])
-        self.predict_post = MLP(feature, [config.hidden], config.embedding, key=keys[4])
+        self.predict_post = MLP(config.feature, [config.hidden], config.embedding, key=keys[4])
         self.predict_dyn = MLP(config.deterministic, [config.hidden], config.embedding, key=keys[5])
-        self.legal = MLP(feature, [config.hidden], num_actions, key=keys[6])
+        self.legal = MLP(config.feature, [config.hidden], num_actions, key=keys[6])
 
 
 def feature(h: Float[Array, "*b H"], z: Float[Array, "*b S K"]) -> Float[Array, "*b F"]:

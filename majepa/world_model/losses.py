@@ -77,12 +77,14 @@ def model_loss(
     )
     fed = self_fed(local, joint, states, e_bar, record, suffix, past, config, key_self_fed)
     joint_terms = {**joint_terms, "self_fed": fed.loss}
+    farthest = max(config.joint.horizons)
     total = weigh(local_terms, config.loss.local) + weigh(joint_terms, config.loss.joint)
     entries = {
         "present": jnp.mean(record.present, dtype=jnp.float32),
         "sigreg": jnp.mean(sigreg_valid, dtype=jnp.float32),
         "source": jnp.mean(masks.sources(record), dtype=jnp.float32),
         "team": jnp.mean(masks.team(record), dtype=jnp.float32),
+        "ahead": jnp.mean(masks.ahead(record, farthest, farthest), dtype=jnp.float32),
         "self_fed": fed.valid_roots,
     }
     divergence = masked_mean(sg(kl(states.q, local.prior(states.h))), record.present)

@@ -14,7 +14,6 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from ..nn.dists import log_prob_of
 from ..replay import Record
 
 
@@ -59,8 +58,7 @@ def ahead(record: Record, horizon: int, farthest: int) -> Bool[Array, "B R N"]:
 
 def taken_is_legal(record: Record) -> Bool[Array, "B T N"]:
     """Whether the recorded action was legal where it was taken."""
-    legal = log_prob_of(record.legal.astype(jnp.float32), record.action)
-    return legal > 0
+    return jnp.take_along_axis(record.legal, record.action[..., None], axis=-1)[..., 0]
 
 
 def alternatives(legal: Bool[Array, "*b A"], action: Int[Array, "*b"]) -> Bool[Array, "*b A"]:

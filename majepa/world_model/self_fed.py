@@ -9,6 +9,7 @@ alignment of trajectories, and are cut at the start of every chunk of two transi
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -32,6 +33,8 @@ class SelfFed(NamedTuple):
 
     loss: Float[Array, ""]
     """Mean over endpoints of the weighted sum; its own coefficient is not applied yet."""
+    terms: Mapping[str, Float[Array, ""]]
+    """Its parts, before their coefficients."""
     valid_roots: Float[Array, ""]
     """Share of the drawn roots that were eligible."""
     reward_error: Float[Array, " H"]
@@ -86,10 +89,17 @@ def self_fed(
     entry = outcome_losses(rollout.outcome, target, config)
     entry["trajectory"] = kl(sg(states.q)[root.row[None, :], at], rollout.q)
     team, agent = endpoint_masks(record, root.row, root.time, root.valid, steps)
-    per_step = _weigh(entry, team, agent, config)
     endpoints = jnp.asarray(config.loss.self_fed_horizons) - 1
+    terms = {
+        name: jnp.mean(
+            _mean_per_step(loss, team if name in ("reward", "cont") else agent)[endpoints]
+        )
+        for name, loss in entry.items()
+    }
+    coefficients = {**dataclasses.asdict(config.loss.joint), "trajectory": config.loss.trajectory}
     return SelfFed(
-        jnp.mean(per_step[endpoints]),
+        sum((coefficients[name] * term for name, term in terms.items()), jnp.zeros(())),
+        sg(terms),
         jnp.mean(root.valid, dtype=jnp.float32),
         *_diagnose(rollout, entry, target, team, agent, config),
     )
@@ -209,21 +219,6 @@ def _cut(carry: tuple, starts: Bool[Array, ""]) -> tuple:
 
 def _shorten(history: History, window: int) -> History:
     return history.last(window - 1)
-
-
-def _weigh(
-    entry: dict[str, Float[Array, "H R N"]],
-    team: Bool[Array, "H R N"],
-    agent: Bool[Array, "H R N"],
-    config: MajepaConfig,
-) -> Float[Array, " H"]:
-    """The bracket of Eq. self-fed-objective after each number of steps."""
-    coefficients = {**dataclasses.asdict(config.loss.joint), "trajectory": config.loss.trajectory}
-    terms = [
-        coefficients[name] * _mean_per_step(loss, team if name in ("reward", "cont") else agent)
-        for name, loss in entry.items()
-    ]
-    return sum(terms, jnp.zeros(team.shape[0]))
 
 
 def _diagnose(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -12,13 +13,14 @@ from drawn import jit
 from runs.counting import CountingEnv
 from safetensors.numpy import load_file
 
+from majepa import agent
 from majepa import train as loop
 from majepa.agent import Learner, Majepa
 from majepa.algorithm import Experience
 from majepa.collect import collect
 from majepa.config import DEBUG, EvaluationConfig, MajepaConfig, TrainConfig
 from majepa.evaluate import Evaluation
-from majepa.replay import insert
+from majepa.replay import insert, sample
 from majepa.run_folder import CHECKPOINT
 from majepa.train import RunState, train
 
@@ -129,6 +131,61 @@ def test_later_calls_train_all_four_groups():
     for group in before.params._fields:
         assert metrics[f"finite/{group}"] == 1
         assert metrics[f"update_ratio/{group}"] > 0
+
+
+MEASURED = {
+    *(f"loss/{name}" for name in dataclasses.asdict(ALGO.loss.local)),
+    *(f"loss/{name}" for name in dataclasses.asdict(ALGO.loss.joint)),
+    "loss/model", "loss/actor", "loss/critic_imagined", "loss/critic_replayed",
+    *(f"self_fed/{name}" for name in (
+        "emb", "interface", "reward", "cont", "alive", "joint_legal", "trajectory"
+    )),
+    *(f"{what}/{group}"
+      for what in ("gradient", "update_ratio", "finite")
+      for group in ("local", "joint", "actor", "critic")),
+    "kl", "embedding/rank", "embedding/spread",
+    *(f"valid/{mask}" for mask in (
+        "present", "sigreg", "source", "team", "ahead", "self_fed", "decisions"
+    )),
+    *(f"rollout/{what}_{step}"
+      for what in ("reward_error", "cont_error", "alive_error", "illegal", "similarity")
+      for step in (1, 2, 3)),
+    *(f"imagined/{what}" for what in ("reward", "cont", "return", "alive", "legal_actions")),
+    "value/imagined", "value/imagined_error",
+    "value/replayed", "value/replayed_return", "value/replayed_error",
+    "policy/entropy", "policy/clipped", "policy/divergence",
+    "learner/calls", "learner/replay_rows", "nonfinite_in_a_row",
+}  # fmt: skip
+
+
+def test_a_call_reports_every_diagnostic():
+    _, metrics = active()
+    assert metrics.keys() == MEASURED
+    weights = dataclasses.asdict(ALGO.loss.joint) | {"trajectory": ALGO.loss.trajectory}
+    parts = [name for name in MEASURED if name.startswith("self_fed/")]
+    total = sum(weights[name.removeprefix("self_fed/")] * metrics[name] for name in parts)
+    assert metrics["loss/self_fed"] == pytest.approx(total, rel=1e-5)
+
+
+def test_replayed_returns_lean_on_the_imagined_ones_of_the_same_records(monkeypatch):
+    """The first imagined returns are those of the roots, which are the replayed records."""
+    seen = {}
+
+    def note(s, record, bootstrap, config):
+        seen["bootstrap"] = bootstrap
+        raise StopIteration
+
+    returns = np.arange(3 * 4).reshape(3, 4)
+    monkeypatch.setattr(agent, "reinfer", lambda *_: SimpleNamespace(s=None))
+    monkeypatch.setattr(agent, "imagine", lambda *_: None)
+    monkeypatch.setattr(agent, "freeze", lambda *_: SimpleNamespace(returns=returns))
+    monkeypatch.setattr(agent, "replay_targets", note)
+    learner = begun().learner
+    draw = jit(lambda replay, key: sample(replay, ALGO.replay, ALGO.context, key))
+    view = draw(ready().learner.replay, jax.random.key(0))
+    with pytest.raises(StopIteration):
+        algorithm().train_behaviour(learner.params, learner.optimizers, view, jax.random.key(0))
+    assert seen["bootstrap"].tolist() == [0, 1, 2, 3]
 
 
 def test_the_model_learns_the_same_whether_behaviour_does_or_not():

@@ -88,16 +88,23 @@ def test_a_wrong_name_gets_the_nearest_right_ones(wrong, hint):
         make_env(wrong)
 
 
-def test_every_spawn_is_on_open_ground_and_free():
-    for name, scenario in SCENARIOS.items():
-        env = BattleEnv(scenario)
-        state, _ = jax.jit(env.reset)(jax.random.split(jax.random.key(0), 1))
-        x, y = np.asarray(state.units.x[:, 0]), np.asarray(state.units.y[:, 0])
-        is_open = scenario.terrain.walkable[x.astype(int), y.astype(int)]
-        assert (is_open | env.arena.is_flyer[:, 0]).all(), name
-        distance = np.hypot(x[:, None] - x, y[:, None] - y)
-        contact = env.arena.contact[..., 0]
-        assert (distance >= 0.95 * contact)[contact > 0].all(), name
+QUICK = ("3m", "MMM", "so_many_baneling", "corridor")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCENARIOS],
+)
+def test_every_spawn_is_on_open_ground_and_free(name):
+    scenario = SCENARIOS[name]
+    env = BattleEnv(scenario)
+    state, _ = jax.jit(env.reset)(jax.random.split(jax.random.key(0), 1))
+    x, y = np.asarray(state.units.x[:, 0]), np.asarray(state.units.y[:, 0])
+    is_open = scenario.terrain.walkable[x.astype(int), y.astype(int)]
+    assert (is_open | env.arena.is_flyer[:, 0]).all()
+    distance = np.hypot(x[:, None] - x, y[:, None] - y)
+    contact = env.arena.contact[..., 0]
+    assert (distance >= 0.95 * contact)[contact > 0].all()
 
 
 def test_a_map_and_a_unit_of_ones_own_in_a_few_lines():

@@ -15,7 +15,8 @@ from scipy import stats
 from majepa.algorithm import Row
 from majepa.config import ConfigError, ReplayConfig
 from majepa.envs.base import EnvSpec, TimeStep
-from majepa.replay import Replay, insert, make_replay, memory, num_starts, sample, write_back
+from majepa.replay import Replay, insert, make_replay, num_starts, sample, write_back
+from majepa.train import memory
 
 AGENTS, ACTIONS, LATENTS, CLASSES = 2, 71, 3, 256
 CONTEXT, LEARNING = 5, 4
@@ -381,4 +382,4 @@ def test_rings_too_short_are_refused():
 
 def test_memory_is_that_of_the_arrays():
     per_row = AGENTS * (2 * 4 + ACTIONS + 1 + 1 + LATENTS) + 4 + 3
-    assert memory(filled(0)) == 40 * 3 * per_row + 4
+    assert sum(memory(filled(0)).values()) == 40 * 3 * per_row + 4

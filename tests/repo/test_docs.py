@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/environments.md", "docs/new-maps.md"]
+PAGES = [
+    "README.md",
+    "docs/environments.md",
+    "docs/new-maps.md",
+    pytest.param("docs/training.md", marks=pytest.mark.slow),
+]
 
 
 def blocks(page: str) -> list[str]:

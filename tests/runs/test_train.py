@@ -155,10 +155,25 @@ def test_programs_compile_once(tmp_path):
     )
 
 
-def test_a_budget_below_one_batch_still_learns_once(tmp_path):
-    result = run(tmp_path / "tiny", dataclasses.replace(CONFIG, steps=1))
-    assert 0 < result.transitions <= 12
-    assert load_file(tmp_path / "tiny" / CHECKPOINT)["updates"] == 1
+def test_a_budget_below_one_batch_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"steps is 11; mappo collects 12 rows .* at least that"):
+        run(tmp_path / "tiny", dataclasses.replace(CONFIG, steps=11))
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_a_run_that_reached_its_budget_is_finished_whatever_the_limits_say(tmp_path):
+    config = dataclasses.replace(CONFIG, steps=12)
+    result = run(tmp_path / "done", config, stop_after_seconds=1e-6, stop_after=1)
+    assert result.stopped is None
+    assert {x["kind"] for x in lines(tmp_path / "done", "evaluations.jsonl")} == {"final"}
+
+
+def test_a_stop_where_an_evaluation_is_due_does_not_lose_it(finished, tmp_path):
+    whole = [x["transitions"] for x in lines(finished[0], "metrics.jsonl") if "kind" in x]
+    run(tmp_path / "parts", stop_after=whole[0])
+    run(tmp_path / "parts", resume=True)
+    parts = [x for x in lines(tmp_path / "parts", "metrics.jsonl") if "kind" in x]
+    assert [x["transitions"] for x in parts if x["kind"] != "stopped"] == whole
 
 
 def test_a_time_limit_saves_evaluates_and_says_where_it_stopped(tmp_path):
@@ -258,6 +273,7 @@ def test_new_folders_are_numbered(tmp_path):
     assert names == ["mappo-counting-0-1", "mappo-counting-0-2", "mappo-counting-0-3"]
 
 
+@pytest.mark.slow
 def test_mappo_goes_on_bit_for_bit_in_the_simulator(tmp_path, monkeypatch):
     def judge(*_, episodes, key, greedy):
         """In no time; the command line's test plays real episodes."""
