@@ -1,57 +1,164 @@
-"""A whole run in one safetensors file: named leaves, nothing pickled.
+"""A whole run in one safetensors file: named leaves, checksums, nothing pickled.
 
 A leaf is named by its path in the tree (`learner/critic/layers/0/weight`). Random keys are stored
 as their data and Python numbers as scalars; the header says which. A file is written beside its
-place and renamed, so that what is there is always complete.
+place and renamed, so that what is there is always complete, and `Writer` does that in the
+background: training waits for the copy to the host alone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import threading
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-from safetensors.numpy import save_file
 
 from . import __version__
 
-FORMAT = 1
+FORMAT = 2
 """Raised when files of older versions can no longer be read as they are."""
+
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""Names of types in safetensors."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint does not fit; the message names the file and the leaf."""
 
 
-def save(path: Path, tree: Any, meta: Mapping[str, Any] | None = None) -> None:
-    """Write every leaf of a tree; `meta` is plain data to keep with it."""
+class Snapshot(NamedTuple):
+    """A tree copied to the host: what happens to the original no longer matters."""
+
+    arrays: dict[str, np.ndarray]
+    keys: dict[str, str]
+    """Kind of generator, for random keys."""
+    meta: dict[str, Any]
+
+
+def snapshot(tree: Any, meta: Mapping[str, Any] | None = None) -> Snapshot:
+    """Copy every leaf of a tree; `meta` is plain data to keep with it."""
     leaves = _named_leaves(tree)
     keys = {name: _key_impl(leaf) for name, leaf in leaves.items() if _is_key(leaf)}
-    arrays = {name: _to_numpy(leaf) for name, leaf in leaves.items()}
-    header = {
-        "format": FORMAT,
-        "majepa": __version__,
-        "keys": keys,
-        "dtypes": {name: array.dtype.name for name, array in arrays.items()},
-        "meta": dict(meta or {}),
+    plain = {
+        name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in leaves.items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {name: np.array(array) for name, array in jax.device_get(plain).items()}
+    return Snapshot(arrays, keys, dict(meta or {}))
+
+
+def save(path: Path, tree: Any, meta: Mapping[str, Any] | None = None) -> None:
+    """Write a tree; it is on the disk when this returns."""
+    write(path, snapshot(tree, meta))
+
+
+def write(path: Path, taken: Snapshot, *, twin: Path | None = None) -> None:
+    """Put a file in its place, or leave what is there; `twin` is a second name for the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file(arrays, partial, metadata={"majepa": json.dumps(header)})
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            _write_safetensors(file, taken)
+            file.flush()
+            os.fsync(file.fileno())
+        if twin is not None:
+            _share(partial, twin)
         partial.replace(path)
-    except safetensors.SafetensorError as error:
-        raise OSError(f"cannot write {path}: {error}") from error
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error}; what was there is as it was") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if partial.exists():
+            partial.unlink()
+
+
+def _share(file: Path, twin: Path) -> None:
+    """Give a file a second name; where there are no links, copy it."""
+    second = twin.with_name(f".{twin.name}.{os.getpid()}")
+    second.unlink(missing_ok=True)
+    try:
+        second.hardlink_to(file)
+    except OSError:
+        shutil.copyfile(file, second)
+    second.replace(twin)
+
+
+class Writer:
+    """Writes snapshots one after the other in the background; an error comes with the next call."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def write(self, path: Path, taken: Snapshot, *, twin: Path | None = None) -> None:
+        self.wait()
+        # Not a daemon: an interpreter that ends waits for it.
+        self._thread = threading.Thread(target=self._write, args=(path, taken, twin))
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the last snapshot is on the disk."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, path: Path, taken: Snapshot, twin: Path | None) -> None:
+        try:
+            write(path, taken, twin=twin)
+        except Exception as error:
+            self._error = error
+
+
+def _write_safetensors(file: Any, taken: Snapshot) -> None:
+    # The largest types first: then every array begins where its type may.
+    order = sorted(taken.arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    text = json.dumps({
+        "format": FORMAT,
+        "majepa": __version__,
+        "keys": taken.keys,
+        "dtypes": {name: array.dtype.name for name, array in order},
+        "checksums": {name: _checksum(array) for name, array in order},
+        "meta": taken.meta,
+    })  # fmt: skip
+    header: dict[str, Any] = {
+        "__metadata__": {"majepa": text, "checksum": str(zlib.crc32(text.encode()))}
+    }
+    end = 0
+    for name, array in order:
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": DTYPES[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": [begin, end],
+        }
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    file.write(len(encoded).to_bytes(8, "little"))
+    file.write(encoded)
+    for _, array in order:
+        file.write(_bytes(array))
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(_bytes(np.ascontiguousarray(array)))
 
 
 def load(path: Path, like: Any) -> Any:
@@ -66,10 +173,15 @@ def load(path: Path, like: Any) -> Any:
         for name in sorted(stored):
             if name not in wanted:
                 raise CheckpointError(f"{path} has a leaf {name!r} that this run does not know")
-        leaves = [
-            _restore(path, name, file.get_tensor(name), header["keys"].get(name), leaf)
-            for name, leaf in wanted.items()
-        ]
+        leaves = []
+        for name, leaf in wanted.items():
+            array = file.get_tensor(name)
+            if _checksum(array) != header["checksums"].get(name):
+                raise CheckpointError(
+                    f"{path} is damaged: leaf {name!r} is not what was written; "
+                    "go on from another checkpoint of the run, or start it again"
+                )
+            leaves.append(_restore(path, name, array, header["keys"].get(name), leaf))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -96,11 +208,6 @@ def _key_impl(key: Any) -> str:
     return str(jax.random.key_impl(key))
 
 
-def _to_numpy(leaf: Any) -> np.ndarray:
-    array = np.asarray(jax.device_get(jax.random.key_data(leaf) if _is_key(leaf) else leaf))
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
 def _opened(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
@@ -112,9 +219,9 @@ def _opened(path: Path) -> Any:
 
 def _header(path: Path) -> dict[str, Any]:
     with _opened(path) as file:
-        text = (file.metadata() or {}).get("majepa")
+        stored = file.metadata() or {}
     try:
-        header = json.loads(text or "")
+        header = json.loads(stored["majepa"])
         version = header["format"]
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path} is not a checkpoint of majepa") from error
@@ -123,6 +230,8 @@ def _header(path: Path) -> dict[str, Any]:
             f"{path} has format {version}, written by majepa {header.get('majepa')}; "
             f"this is majepa {__version__}, which reads format {FORMAT}"
         )
+    if stored.get("checksum") != str(zlib.crc32(stored["majepa"].encode())):
+        raise CheckpointError(f"{path} is damaged: its header is not what was written")
     return header
 
 

@@ -137,7 +137,8 @@ def _check_train(command: TrainCommand, default: TrainConfig) -> None:
 
 def print_result(result: Result, config: TrainConfig) -> None:
     """How a run ended, in a few lines."""
-    from .log import clock_time, describe
+    from .log import describe
+    from .progress import clock_time
 
     print()
     if result.stopped:

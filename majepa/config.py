@@ -437,6 +437,15 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LogConfig:
+    """Where metrics go besides the console and metrics.jsonl."""
+
+    tensorboard: bool = False
+    wandb: bool = False
+    """Offline, unless the environment variable WANDB_MODE says otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """One training run."""
 
@@ -449,6 +458,7 @@ class TrainConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
     save_every: int = 10_000
     """Transitions between two checkpoints."""
+    log: LogConfig = LogConfig()
 
     def __post_init__(self) -> None:
         _require(self.steps >= 1, "steps", self.steps, "at least one transition, such as 30000")

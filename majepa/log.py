@@ -1,4 +1,4 @@
-"""What a run tells: numbers to `metrics.jsonl`, episodes to `evaluations.jsonl`, lines to people.
+"""What a run writes down: numbers to `metrics.jsonl`, episodes to `evaluations.jsonl`.
 
 Metrics of the updates between two lines are averaged; those that were not measured (NaN) count
 for nothing and are left out. Time is kept apart by what it was spent on, compilation included.
@@ -10,24 +10,21 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from .evaluate import Evaluation
 
 LATEST = ("learner/", "nonfinite_in_a_row")
 """How metrics begin that count by themselves: a line shows their last value, not a mean."""
-LOSSES = ("loss/model", "loss/actor", "loss/critic", "loss/critic_imagined")
-"""Losses that the console shows, where an algorithm reports them."""
 
 
 class JsonLines:
     """A file that grows by one object per line; every line is on disk when `write` returns."""
 
     def __init__(self, path: Path):
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -35,11 +32,15 @@ class JsonLines:
 
     def write_all(self, records: Sequence[Mapping[str, Any]]) -> None:
         lines = (json.dumps(_without_nan(record), allow_nan=False) for record in records)
-        self._file.write("".join(f"{line}\n" for line in lines))
-        self._file.flush()
+        try:
+            self._file.write("".join(f"{line}\n" for line in lines))
+            self._file.flush()
+        except OSError as error:
+            raise OSError(f"cannot write {self._path}: {error}") from error
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def cut_back(path: Path, transitions: int) -> None:
@@ -83,6 +84,8 @@ class Clock:
     def __init__(self) -> None:
         names = ("collecting", "learning", "evaluating", "saving", "compiling")
         self.phases: dict[str, float] = dict.fromkeys(names, 0.0)
+        self.on_phase: Callable[[str], None] = lambda name: None
+        """Told whenever a phase begins."""
         self._started = time.perf_counter()
         self._before = 0.0
         self._seen: set[str] = set()
@@ -90,10 +93,17 @@ class Clock:
     @contextlib.contextmanager
     def measure(self, phase: str, program: str | None = None) -> Iterator[None]:
         started = time.perf_counter()
+        if program is not None and program not in self._seen:
+            self._seen.add(program)
+            phase = "compiling"
+        self.on_phase(phase)
         yield
-        is_first = program is not None and program not in self._seen
-        self._seen.add(program or phase)
-        self.phases["compiling" if is_first else phase] += time.perf_counter() - started
+        self.phases[phase] += time.perf_counter() - started
+
+    @property
+    def work(self) -> float:
+        """Seconds of everything that goes on until the end, compilation aside."""
+        return sum(spent for name, spent in self.phases.items() if name != "compiling")
 
     @property
     def elapsed(self) -> float:
@@ -112,39 +122,6 @@ class Clock:
         """Add what was spent before a resume."""
         self._before = stored["elapsed"]
         self.phases = {name: spent + stored[name] for name, spent in self.phases.items()}
-
-
-class ConsoleLines:
-    """One aligned line per record, with a heading now and then."""
-
-    def __init__(self, console: Console, budget: int):
-        self._console = console
-        self._budget = budget
-        self._lines = 0
-
-    def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        losses = [
-            f"{name.partition('/')[2]} {record[name]:.3g}" for name in LOSSES if name in record
-        ]
-        cells = {
-            "transitions": f"{record['transitions']:,} / {self._budget:,}",
-            "win rate": _percent(record.get("evaluation/win_rate")),
-            "95 % interval": _range(record),
-            "sampled": _percent(record.get("evaluation/sampled_win_rate")),
-            "training": _percent(record.get("training/win_rate")),
-            "return": _number(record.get("evaluation/return", record.get("training/return"))),
-            "steps/s": _number(record.get("speed/transitions_per_second"), 0),
-            "elapsed": clock_time(record["seconds"]),
-            "calls": _number(record.get("learner/calls", record["updates"]), 0),
-        }
-        widths = [21, 8, 13, 8, 8, 8, 8, 8, 8]
-        if self._lines % 30 == 0:
-            self.say(_aligned(cells.keys(), widths) + "  losses")
-        self.say(_aligned(cells.values(), widths) + "  " + ", ".join(losses))
-        self._lines += 1
 
 
 def evaluation_metrics(argmax: Evaluation, sampled: Evaluation) -> dict[str, float]:
@@ -182,11 +159,6 @@ def describe(evaluation: Evaluation) -> str:
     return f"{evaluation.win_rate:.1%} [{low:.1%}, {high:.1%}] over {evaluation.episodes} episodes"
 
 
-def clock_time(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
 def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     """JSON knows neither NaN nor infinity: one is left out, the other becomes text."""
     return {
@@ -194,22 +166,3 @@ def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in record.items()
         if not (isinstance(value, float) and math.isnan(value))
     }
-
-
-def _aligned(cells: Any, widths: Sequence[int]) -> str:
-    return "".join(f"{cell:>{width}}  " for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def _percent(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:.1%}"
-
-
-def _range(record: Mapping[str, Any]) -> str:
-    if "evaluation/win_rate_low" not in record:
-        return ""
-    low, high = record["evaluation/win_rate_low"], record["evaluation/win_rate_high"]
-    return f"{100 * low:.1f} - {100 * high:.1f}"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"

@@ -21,6 +21,8 @@ VERSIONS = "versions.json"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 CHECKPOINT = Path("checkpoints") / "last.safetensors"
+BEST = Path("checkpoints") / "best.safetensors"
+"""At the best evaluation so far; the result of a run is that of the last one all the same."""
 
 
 def new_folder(config: TrainConfig, parent: Path = Path("runs")) -> Path:
@@ -67,11 +69,31 @@ def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
         )
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run was saved before it ended; leftovers of a save that was killed are removed."""
+    for partial in (folder / CHECKPOINT).parent.glob(".*.safetensors.*"):
+        partial.unlink()
+    return (folder / CHECKPOINT).exists()
+
+
 def read_config(folder: Path) -> TrainConfig:
     """The config that a run was started with."""
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {CONFIG}")
-    return from_json(_read_json(folder / CONFIG))
+    stored = _read_json(folder / CONFIG)
+    try:
+        return from_json(stored)
+    except ConfigError as error:
+        writer = _read_json(folder / VERSIONS).get("majepa") if _has(folder, VERSIONS) else None
+        if writer in (None, __version__):
+            raise
+        raise ConfigError(
+            f"{folder / CONFIG} was written by majepa {writer}, this is {__version__}: {error}"
+        ) from error
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).is_file()
 
 
 def versions(spec: EnvSpec) -> dict[str, Any]:

@@ -29,17 +29,19 @@ from .config import AlgorithmConfig, ConfigError, MajepaConfig, MappoConfig, Tra
 from .envs.base import Env, EnvSpec
 from .envs.make import make_env
 from .evaluate import EVALUATION_SEED, Evaluation, evaluate
-from .log import (
-    Averages,
-    Clock,
-    ConsoleLines,
-    JsonLines,
-    clock_time,
-    cut_back,
-    episode_records,
-    evaluation_metrics,
+from .log import Averages, Clock, JsonLines, cut_back, episode_records, evaluation_metrics
+from .progress import Remaining, clock_time, make_progress
+from .run_folder import (
+    BEST,
+    CHECKPOINT,
+    EVALUATIONS,
+    METRICS,
+    claim,
+    has_checkpoint,
+    new_folder,
+    reclaim,
 )
-from .run_folder import CHECKPOINT, EVALUATIONS, METRICS, claim, new_folder, reclaim
+from .sinks import make_sinks
 
 PATIENCE = 20
 """Non-finite updates in a row that an algorithm without a setting of its own may have."""
@@ -62,6 +64,14 @@ class RunState(NamedTuple):
     key: Key[Array, ""]
     transitions: int
     updates: int
+
+
+class Score(NamedTuple):
+    """Of an evaluation with argmax actions; the larger is the better one."""
+
+    win_rate: float
+    mean_return: float
+    transitions: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,20 +112,25 @@ def train(
             "between two updates and needs a budget of at least that many transitions"
         )
     folder = folder or new_folder(config)
+    best = None
     if resume:
         reclaim(folder, config, env.spec)
-        state = load_run(folder, config, algorithm, env)
-        for name in (METRICS, EVALUATIONS):
-            cut_back(folder / name, state.transitions)
-        clock.go_on_from(checkpoint.read_meta(folder / CHECKPOINT)["seconds"])
     else:
         claim(folder, config, env.spec)
+    if resume and has_checkpoint(folder):
+        state = load_run(folder, config, algorithm, env)
+        meta = checkpoint.read_meta(folder / CHECKPOINT)
+        clock.go_on_from(meta["seconds"])
+        best = meta["best"] and Score(**meta["best"])
+    else:
         with clock.measure("compiling"):
             state = jax.jit(_fresh(config, algorithm, env))()
         state = state._replace(transitions=0, updates=0)
-    with _Run(config, folder, env, algorithm, clock, console or Console()) as run:
+    for name in (METRICS, EVALUATIONS):
+        cut_back(folder / name, state.transitions)
+    with _Run(config, folder, env, algorithm, clock, console or Console(), best) as run:
         run.announce(state, resume)
-        with _interruptible(run.console.say) as is_interrupted:
+        with _interruptible(run.progress.say) as is_interrupted:
             limits = _Limits(stop_after_seconds, stop_after, is_interrupted)
             state, stopped = _loop(run, state, limits)
         run.save(state)
@@ -138,10 +153,17 @@ def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
             return Mappo(config.algo, spec)
 
 
-def load_run(folder: Path, config: TrainConfig, algorithm: Algorithm, env: Env) -> RunState:
-    """The state of a run as its checkpoint holds it."""
+def load_run(
+    folder: Path,
+    config: TrainConfig,
+    algorithm: Algorithm,
+    env: Env,
+    *,
+    which: Path = CHECKPOINT,
+) -> RunState:
+    """The state of a run as one of its checkpoints holds it."""
     shapes = jax.eval_shape(_fresh(config, algorithm, env))
-    return checkpoint.load(folder / CHECKPOINT, shapes._replace(transitions=0, updates=0))
+    return checkpoint.load(folder / which, shapes._replace(transitions=0, updates=0))
 
 
 def memory(learner: Any) -> dict[str, int]:
@@ -211,6 +233,7 @@ class _Run:
         algorithm: Algorithm,
         clock: Clock,
         console: Console,
+        best: Score | None,
     ):
         self.config = config
         self.folder = folder
@@ -218,33 +241,40 @@ class _Run:
         self.algorithm = algorithm
         self.batch = _batch(algorithm)
         self.clock = clock
-        self.console = ConsoleLines(console, config.steps)
+        self.best = best
+        self._sinks = make_sinks(config, folder)
         self._metrics = JsonLines(folder / METRICS)
         self._evaluations = JsonLines(folder / EVALUATIONS)
+        self._writer = checkpoint.Writer()
         self._averages = Averages()
         self._counts = Counts()
+        self._since = _Since(dict(clock.phases))
         self._line_seconds: float | None = None
-        self._line_work = clock.phases["collecting"] + clock.phases["learning"]
+        self._remaining = Remaining(config.steps)
+        self.progress = make_progress(console, config.steps)
+        clock.on_phase = self.progress.phase
 
     def __enter__(self) -> _Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._metrics.close()
-        self._evaluations.close()
+        self.progress.close()
+        for file in (self._metrics, self._evaluations, *self._sinks):
+            file.close()
+        self._writer.wait()
 
     def announce(self, state: RunState, resume: bool) -> None:
         spec, config = self.env.spec, self.config
         verb = f"continues at {state.transitions:,} transitions" if resume else "starts"
-        self.console.say(
+        self.progress.say(
             f"{config.algorithm} on {spec.name} ({spec.num_agents} agents, seed {config.seed}) "
             f"{verb}; budget {config.steps:,} transitions; folder {self.folder}"
         )
         sizes = memory(state.learner)
         held = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in sizes.items())
-        self.console.say(f"memory in MB: {held}")
+        self.progress.say(f"memory in MB: {held}")
         if self.has_budget(state):
-            self.console.say("compiling; the first line follows the first batch")
+            self.progress.say("compiling; the first line follows the first batch")
 
     def has_budget(self, state: RunState) -> bool:
         """Whether another batch can be collected without exceeding the budget."""
@@ -265,6 +295,7 @@ class _Run:
             metrics = jax.device_get(jax.block_until_ready((learner, metrics))[1])
         self._averages.add(metrics)
         self._counts = self._counts.plus(counts)
+        self._since.updates += 1
         state = RunState(
             learner,
             gathered.stream,
@@ -272,6 +303,9 @@ class _Run:
             state.transitions + int(counts.transitions),
             state.updates + 1,
         )
+        learns = metrics.get("learner/calls", 1) > 0
+        self._remaining.add(self.clock.work, state.transitions, learns=bool(learns))
+        self.progress.moved(state.transitions, self._remaining.seconds)
         self._require_finite(state, metrics)
         return state
 
@@ -287,9 +321,14 @@ class _Run:
                     episodes=episodes, key=jax.random.key(EVALUATION_SEED), greedy=greedy,
                 )  # fmt: skip
             results.append(result)
+            self._since.episodes += episodes
             common = {"transitions": state.transitions, "kind": kind}
             self._evaluations.write_all(episode_records(result, **common))
         self.log(state, {"kind": kind, **evaluation_metrics(*results)})
+        score = Score(results[0].win_rate, results[0].mean_return, state.transitions)
+        if self.best is None or score > self.best:
+            self.best = score
+            self.save(state, is_best=True)
         return results[0], results[1]
 
     @property
@@ -300,7 +339,6 @@ class _Run:
     def log(self, state: RunState, more: Mapping[str, Any] | None = None) -> None:
         """One line of everything since the last one."""
         counts, phases = self._counts, self.clock.phases
-        work = phases["collecting"] + phases["learning"]
         record: dict[str, Any] = {
             "transitions": state.transitions,
             "seconds": round(self.clock.elapsed, 3),
@@ -313,17 +351,22 @@ class _Run:
             record["training/episodes"] = int(counts.episodes)
             record["training/win_rate"] = float(counts.wins / counts.episodes)
             record["training/return"] = float(counts.returns / counts.episodes)
-        if counts.transitions and work > self._line_work:
-            speed = float(counts.transitions) / (work - self._line_work)
-            record["speed/transitions_per_second"] = round(speed, 1)
+        record |= self._since.speeds(phases, int(counts.transitions))
         self._metrics.write(record)
-        self.console.write(record)
+        for sink in self._sinks:
+            sink.write(record)
+        self.progress.write(record, self._remaining.seconds)
         self._counts = Counts()
-        self._line_seconds, self._line_work = self.clock.here, work
+        self._since = _Since(dict(phases))
+        self._line_seconds = self.clock.here
 
-    def save(self, state: RunState) -> None:
+    def save(self, state: RunState, *, is_best: bool = False) -> None:
+        """Copy the state to the host; the disk follows in the background."""
         with self.clock.measure("saving"):
-            checkpoint.save(self.folder / CHECKPOINT, state, {"seconds": self.clock.stored()})
+            best = self.best and self.best._asdict()
+            taken = checkpoint.snapshot(state, {"seconds": self.clock.stored(), "best": best})
+            twin = self.folder / BEST if is_best else None
+            self._writer.write(self.folder / CHECKPOINT, taken, twin=twin)
 
     def _require_finite(self, state: RunState, metrics: Mapping[str, Any]) -> None:
         count = int(metrics.get("nonfinite_in_a_row", 0))
@@ -337,6 +380,25 @@ class _Run:
             f"{state.transitions:,} transitions; {kept}. Lower the learning rates (--help lists "
             f"them) and see the losses in {self.folder / METRICS}"
         )
+
+
+@dataclasses.dataclass
+class _Since:
+    """What was done since the last line of the log, beside what its time went into."""
+
+    phases: dict[str, float]
+    updates: int = 0
+    episodes: int = 0
+
+    def speeds(self, now: Mapping[str, float], transitions: int) -> dict[str, float]:
+        spent = {name: now[name] - before for name, before in self.phases.items()}
+        work = {
+            "speed/transitions_per_second": (transitions, spent["collecting"] + spent["learning"]),
+            "speed/collecting": (transitions, spent["collecting"]),
+            "speed/learning": (self.updates, spent["learning"]),
+            "speed/evaluating": (self.episodes, spent["evaluating"]),
+        }
+        return {name: round(n / time, 1) for name, (n, time) in work.items() if n and time > 0}
 
 
 def _fresh(config: TrainConfig, algorithm: Algorithm, env: Env) -> Callable[[], RunState]:
@@ -394,20 +456,25 @@ def _patience(config: AlgorithmConfig) -> int:
 
 @contextlib.contextmanager
 def _interruptible(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C ask for an end after this batch; the second one ends at once."""
+    """Let a first Ctrl-C or SIGTERM ask for an end after this batch; a second one ends at once."""
     asked = threading.Event()
 
     def ask(*_: object) -> None:
         asked.set()
-        signal.signal(signal.SIGINT, previous)
+        restore()
         say("stopping after this batch; press Ctrl-C again to stop at once, without saving")
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
-    previous = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, ask)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in previous:
+        signal.signal(number, ask)
     try:
         yield asked.is_set
     finally:
-        signal.signal(signal.SIGINT, previous)
+        restore()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from majepa.checkpoint import CheckpointError, load, read_meta, save
+from majepa.checkpoint import CheckpointError, Writer, load, read_meta, save, snapshot
 
 
 class Pair(NamedTuple):
@@ -134,10 +134,58 @@ def test_two_leaves_of_one_name(tmp_path):
 def test_a_failed_save_leaves_the_old_file(path, monkeypatch):
     before = path.read_bytes()
 
-    def fail(*_, **__):
-        raise OSError("disk full")
+    def fail(file, taken):
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("majepa.checkpoint.save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr("majepa.checkpoint._write_safetensors", fail)
+    with pytest.raises(OSError, match=r"cannot write .*last.*No space left"):
         save(path, tree())
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_damage_never_goes_unnoticed(path):
+    """Any one bit, anywhere: an error, or no difference at all."""
+    good = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for place in rng.choice(len(good), 150, replace=False):
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            loaded = load(path, tree())
+        except CheckpointError as error:
+            assert str(path) in str(error)
+        else:
+            assert_same(tree(), loaded)
+
+
+def test_every_bit_of_the_arrays_is_watched(path):
+    good = path.read_bytes()
+    begin = 8 + int.from_bytes(good[:8], "little")
+    for place in range(begin, len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises(CheckpointError, match="is damaged: leaf"):
+            load(path, tree())
+
+
+def test_what_is_written_in_the_background_is_what_was_there_when_asked(tmp_path):
+    writer, path, best = Writer(), tmp_path / "last", tmp_path / "best"
+    values = jnp.arange(1000.0)
+    writer.write(path, snapshot({"x": values}), twin=best)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(values).block_until_ready()
+    writer.write(path, snapshot({"x": jnp.zeros(2)}))
+    writer.wait()
+    assert load(path, {"x": jnp.zeros(2)})["x"].tolist() == [0, 0]
+    kept = load(best, {"x": jnp.zeros(1000)})["x"]
+    np.testing.assert_array_equal(kept, np.arange(1000.0))
+    assert {file.name for file in tmp_path.iterdir()} == {"last", "best"}
+
+
+def test_an_error_in_the_background_comes_up_with_the_next_call(tmp_path):
+    (tmp_path / "file").write_text("")
+    writer = Writer()
+    writer.write(tmp_path / "file" / "last", snapshot({"x": jnp.zeros(1)}))
+    with pytest.raises(OSError, match="cannot write"):
+        writer.wait()
+    writer.wait()
