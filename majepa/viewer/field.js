@@ -72,10 +72,15 @@ class Field {
     this.canvas.width = Math.round(this.width * this.ratio);
     this.canvas.height = Math.round(this.height * this.ratio);
     const [west, south, east, north] = bounds;
-    const rows = steps.flatMap((step) => step.units);
     const around = (column, low, high) => {
-      const places = rows.map((row) => row[column]);
-      return [Math.max(Math.min(...places) - 3, low), Math.min(Math.max(...places) + 3, high)];
+      let [least, most] = [Infinity, -Infinity];
+      for (const step of steps) {
+        for (const row of step.units) {
+          least = Math.min(least, row[column]);
+          most = Math.max(most, row[column]);
+        }
+      }
+      return [Math.max(least - 3, low), Math.min(most + 3, high)];
     };
     const [left, right] = around(0, west, east);
     const [bottom, top] = around(1, south, north);

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/environments.md", "docs/new-maps.md"]
+PAGES = ["README.md", "docs/environments.md", "docs/new-maps.md", "docs/watching.md"]
 
 
 def blocks(page: str) -> list[str]:
