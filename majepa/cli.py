@@ -39,22 +39,24 @@ def maps(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
 
 @app.command(name="watch")
 def watch(
-    map_name: Annotated[str, tyro.conf.Positional],
-    policy: str = "nearest",
-    seed: int = 0,
+    source: Annotated[str, tyro.conf.Positional],
+    policy: str | None = None,
+    seed: int | None = None,
     out: Path | None = None,
 ) -> None:
-    """Watch a scripted policy fight one battle, in the terminal or as a file.
+    """Watch a battle, played by a scripted policy or recorded, in the terminal or as a file.
 
     Args:
-        map_name: A map, such as 2s3z or sim:2s3z; `majepa maps` lists them.
-        policy: random, nearest, weakest, kite or stop.
-        seed: Another seed, another battle.
-        out: Write a .gif, .mp4 or .svg here instead of showing the battle in the terminal.
+        source: A map, such as 2s3z or sim:2s3z (`majepa maps` lists them), or a recorded battle,
+            such as x.battle.json.gz.
+        policy: Who plays on a map: random, nearest, weakest, kite or stop; nearest if not given.
+        seed: Another seed, another battle; 0 if not given.
+        out: Write a file here instead of showing the battle in the terminal: .html for a page to
+            look into the battle, .battle.json or .battle.json.gz to keep it, .gif, .mp4 or .svg.
     """
     from .watch import watch as watch_battle
 
-    watch_battle(map_name, policy=policy, seed=seed, out=out)
+    watch_battle(source, policy=policy, seed=seed, out=out)
 
 
 @app.command(name="train")
@@ -190,9 +192,10 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, EnvError | ConfigError | OSError):
         return 2
     from .checkpoint import CheckpointError
+    from .recording import RecordingError
     from .train import TrainError
 
-    return {CheckpointError: 2, TrainError: 1}.get(type(error))
+    return {CheckpointError: 2, RecordingError: 2, TrainError: 1}.get(type(error))
 
 
 if __name__ == "__main__":

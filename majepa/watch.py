@@ -1,37 +1,33 @@
-"""Watch a battle: play one episode with a scripted policy, then show or keep it.
+"""Watch a battle: play one episode, or take one from a file, then show or keep it.
 
-The episode becomes a list of scenes, one per row from reset to the end. They play in the terminal
-as a map of letters, or go to a file as a video (`.gif`, `.mp4`) or a drawing of the end (`.svg`).
+The recording plays in the terminal as a map of letters, or goes to a file: a page to look into it
+(`.html`), a video (`.gif`, `.mp4`), a drawing of the end (`.svg`), or the recording itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import itertools
 import math
-import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
-from jaxtyping import Array, Key, PRNGKeyArray
 from PIL import Image
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .envs.base import EnvError, TimeStep
+from .envs.base import EnvError
 from .envs.make import make_env
-from .envs.scripted import Policy, scripted_policy
 from .envs.sim.env import BattleEnv
 from .envs.sim.render import COLOURS, bounds, to_rgb, to_svg
-from .envs.sim.scene import Scene, SceneUnit, Side, blend, scene_of
-from .envs.sim.state import State
+from .envs.sim.scene import Scene, SceneUnit, Side, blend
+from .files import written_beside
+from .recording import SUFFIXES, Recording, ScriptedPlayer, is_recording, read, record, write
+from .viewer.page import to_html
 
 FRAMES_PER_STEP = 2
 """Units move up to one and a half cells in a step; a frame between shows a walk, not a jump."""
@@ -40,62 +36,67 @@ HOLD_SECONDS = 1.5
 
 
 def watch(
-    map_name: str,
-    policy: str = "nearest",
-    seed: int = 0,
+    source: str,
+    policy: str | None = None,
+    seed: int | None = None,
     out: Path | None = None,
     *,
     console: Console | None = None,
 ) -> None:
-    """Play one episode, show it in the terminal or write it to a file, and say how it ended."""
-    console = console or Console()
+    """Show a battle in the terminal or write it to a file, and say how it ended.
+
+    `source` is a map, on which `policy` plays, or the file of a recorded battle.
+    """
     if out is not None:
-        _writer_for(out)
+        _check_suffix(out)
+    if not is_recording(source):
+        recording = play(source, policy or "nearest", seed or 0)
+    elif policy is None and seed is None:
+        recording = read(Path(source))
+    else:
+        raise EnvError(f"{source} has been played already; leave out the policy and the seed")
+    show(recording, out, console=console)
+
+
+def play(map_name: str, policy: str, seed: int) -> Recording:
+    """One battle of a scripted policy."""
+    env = battle_env(map_name)
+    return record(env, ScriptedPlayer.named(policy, env.spec), seed=seed)
+
+
+def battle_env(map_name: str) -> BattleEnv:
     env = make_env(map_name)
     if not isinstance(env, BattleEnv):
         raise EnvError(
             f"{map_name} cannot be watched: only battles of the embedded simulator can be drawn; "
             "name one of its maps, such as sim:2s3z"
         )
-    scenes = record(env, scripted_policy(policy, env.spec), seed=seed)
+    return env
+
+
+def show(recording: Recording, out: Path | None, *, console: Console | None = None) -> None:
+    console = console or Console()
+    scenes = recording.scenes()
     if out is None:
         play_in_terminal(scenes, console=console)
+        return
+    if is_recording(out):
+        write(recording, out)
+    elif out.suffix.lower() == PAGE:
+        with written_beside(out) as partial:
+            partial.write_text(to_html(recording), encoding="utf-8")
     else:
         write_video(scenes, out)
-        _say(console, f"{summary(scenes)}; wrote {out}")
-
-
-def record(
-    env: BattleEnv, policy: Policy, *, seed: int, max_steps: int | None = None
-) -> list[Scene]:
-    """One episode, from its first row to its last or to `max_steps`."""
-    key_env, key_policy = jax.random.split(jax.random.key(seed))
-    state, row = _reset(env, key_env[None])
-    total = 0.0
-    scenes = [_scene(env, state, total)]
-    while not row.is_last[0] and (max_steps is None or len(scenes) <= max_steps):
-        key = jax.random.fold_in(key_policy, len(scenes))
-        state, row = _advance(env, policy, state, row, key)
-        total += float(row.reward[0])
-        scenes.append(_scene(env, state, total))
-    return scenes
+    _say(console, f"{summary(scenes)}; wrote {out}")
 
 
 def write_video(scenes: Sequence[Scene], path: Path, *, fps: float = 8.0, size: int = 640) -> None:
-    """Write scenes to a file whose suffix says how; `fps` counts steps, not the frames between.
-
-    A failure leaves nothing behind, and an older file as it was.
-    """
-    write = _writer_for(path)
+    """Write scenes to a file whose suffix says how; `fps` counts steps, not the frames between."""
+    _check_suffix(path, VIDEOS)
     if not scenes:
         raise ValueError("there are no scenes to write; record an episode first")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        write(scenes, partial, fps, size)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_beside(path) as partial:
+        VIDEOS[path.suffix.lower()](scenes, partial, fps, size)
 
 
 def play_in_terminal(
@@ -127,22 +128,6 @@ def summary(scenes: Sequence[Scene]) -> str:
     return ", ".join(parts)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _reset(env: BattleEnv, keys: Key[Array, " B"]) -> tuple[State, TimeStep]:
-    return env.reset(keys)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    env: BattleEnv, policy: Policy, state: State, row: TimeStep, key: PRNGKeyArray
-) -> tuple[State, TimeStep]:
-    return env.step(state, policy(row.observation, row.legal, key))
-
-
-def _scene(env: BattleEnv, state: State, total_reward: float) -> Scene:
-    return dataclasses.replace(scene_of(env, state), total_reward=total_reward)
-
-
 def _say(console: Console, words: str) -> None:
     console.print(words, soft_wrap=True, markup=False, highlight=False)
 
@@ -150,13 +135,6 @@ def _say(console: Console, words: str) -> None:
 # Files.
 
 Writer = Callable[[Sequence[Scene], Path, float, int], None]
-
-
-def _writer_for(path: Path) -> Writer:
-    suffix = path.suffix.lower()
-    if suffix not in WRITERS:
-        raise EnvError(f"cannot write {str(path)!r}: name a file that ends in {', '.join(WRITERS)}")
-    return WRITERS[suffix]
 
 
 def _write_gif(scenes: Sequence[Scene], path: Path, fps: float, size: int) -> None:
@@ -199,7 +177,15 @@ def _write_svg(scenes: Sequence[Scene], path: Path, fps: float, size: int) -> No
     path.write_text(to_svg(scenes[-1]), encoding="utf-8")
 
 
-WRITERS: Mapping[str, Writer] = {".gif": _write_gif, ".mp4": _write_mp4, ".svg": _write_svg}
+VIDEOS: Mapping[str, Writer] = {".gif": _write_gif, ".mp4": _write_mp4, ".svg": _write_svg}
+PAGE = ".html"
+
+
+def _check_suffix(path: Path, suffixes: Iterable[str] = (*VIDEOS, PAGE, *SUFFIXES)) -> None:
+    if not path.name.lower().endswith(tuple(suffixes)):
+        raise EnvError(
+            f"cannot write {str(path)!r}: name a file that ends in {', '.join(suffixes)}"
+        )
 
 
 def _smooth(scenes: Sequence[Scene], fps: float) -> Iterator[Scene]:

@@ -74,6 +74,8 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("watch", "3m", "--policy", "nearst"), "did you mean nearest"),
         (("watch", "3m", "--out", "battle.avi"), ".gif"),
         (("watch", "3m", "--out", "/proc/battle.gif"), "/proc"),
+        (("watch", "nowhere.battle.json.gz"), "nowhere.battle.json.gz"),
+        (("watch", "/dev/null/x.battle.json"), "/dev/null"),
         (("train", "mapo"), "did you mean mappo"),
         (("train", "--preset", "smal"), "did you mean small"),
         (("train", "mappo", "--env", "3mm"), "did you mean 3m"),

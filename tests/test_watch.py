@@ -16,13 +16,12 @@ from rich.console import Console
 
 from majepa import watch as watching
 from majepa.envs import EnvError, make_env
-from majepa.envs.scripted import scripted_policy
 from majepa.envs.sim.render import to_rgb
+from majepa.recording import Recording, RecordingError, ScriptedPlayer, read, record, write
 from majepa.watch import (
     FRAMES_PER_STEP,
     HOLD_SECONDS,
     play_in_terminal,
-    record,
     summary,
     watch,
     write_video,
@@ -32,12 +31,17 @@ from majepa.watch import (
 @pytest.fixture(scope="module")
 def player():
     env = make_env("3m")
-    return env, scripted_policy("nearest", env.spec)
+    return env, ScriptedPlayer.named("nearest", env.spec)
 
 
 @pytest.fixture(scope="module")
-def scenes(player):
+def recording(player) -> Recording:
     return record(*player, seed=0)
+
+
+@pytest.fixture(scope="module")
+def scenes(recording):
+    return recording.scenes()
 
 
 def terminal(**options) -> tuple[Console, io.StringIO]:
@@ -58,7 +62,7 @@ def test_record_runs_from_reset_to_the_final_row(scenes):
 
 
 def test_record_repeats_itself_and_stops_when_told(player, scenes):
-    assert record(*player, seed=0, max_steps=3) == scenes[:4]
+    assert record(*player, seed=0, max_steps=3).scenes() == scenes[:4]
 
 
 def test_gif_shows_every_step_and_the_way_between(scenes, tmp_path):
@@ -184,27 +188,56 @@ def test_terminal_animates_and_fits_its_window(scenes):
     assert plain[-1] == summary(scenes[:4])
 
 
-def test_watch_writes_a_file_and_one_line(scenes, tmp_path, monkeypatch):
+def test_watch_writes_a_file_and_one_line(recording, tmp_path, monkeypatch):
     played = []
 
-    def recorded(env, policy, *, seed):
-        played.append((env.spec.name, seed))
-        return scenes
+    def recorded(env, player, *, seed):
+        played.append((env.spec.name, player.name, seed))
+        return recording
 
     monkeypatch.setattr(watching, "record", recorded)
     console, screen = terminal(width=30)
     path = tmp_path / "[end].svg"
     watch("3m", policy="stop", seed=7, out=path, console=console)
-    assert played == [("sim:3m", 7)]
-    assert screen.getvalue() == f"{summary(scenes)}; wrote {path}\n"
+    assert played == [("sim:3m", "stop", 7)]
+    assert screen.getvalue() == f"{summary(recording.scenes())}; wrote {path}\n"
     assert path.exists()
 
 
-def test_watch_plays_in_the_terminal(scenes, monkeypatch):
-    monkeypatch.setattr(watching, "record", lambda env, policy, *, seed: scenes)
+def test_watch_plays_in_the_terminal(recording, monkeypatch):
+    monkeypatch.setattr(watching, "record", lambda env, player, *, seed: recording)
     console, screen = terminal()
     watch("3m", console=console)
-    assert screen.getvalue().endswith(f"{summary(scenes)}\n")
+    assert screen.getvalue().endswith(f"{summary(recording.scenes())}\n")
+
+
+def test_watch_keeps_a_battle_and_shows_it_again(recording, tmp_path):
+    first, second, page = (tmp_path / n for n in ("a.battle.json", "b.battle.json.GZ", "c.html"))
+    write(recording, first)
+    for source, out in ((first, second), (second, page)):
+        console, screen = terminal(width=200)
+        watch(str(source), out=out, console=console)
+        assert screen.getvalue() == f"{summary(recording.scenes())}; wrote {out}\n"
+    assert read(second) == recording and page.read_text().startswith("<!doctype html>")
+    console, screen = terminal()
+    watch(str(second), console=console)
+    assert screen.getvalue().endswith(f"{summary(recording.scenes())}\n")
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_watch_refuses_to_play_what_has_been_played(recording, tmp_path):
+    path = tmp_path / "a.battle.json"
+    write(recording, path)
+    for options in ({"policy": "random"}, {"seed": 3}):
+        with pytest.raises(EnvError, match="played already"):
+            watch(str(path), **options)
+
+
+def test_watch_says_what_is_wrong_with_a_file(tmp_path):
+    path = tmp_path / "a.battle.json"
+    path.write_text("{}")
+    with pytest.raises(RecordingError, match="not a recorded battle"):
+        watch(str(path))
 
 
 def test_watch_draws_nothing_but_the_simulator(monkeypatch):
@@ -213,7 +246,7 @@ def test_watch_draws_nothing_but_the_simulator(monkeypatch):
         watch("other:world")
 
 
-@pytest.mark.parametrize("options", [{"map_name": "3n"}, {"map_name": "3m", "policy": "neerest"}])
+@pytest.mark.parametrize("options", [{"source": "3n"}, {"source": "3m", "policy": "neerest"}])
 def test_watch_helps_with_wrong_names(options):
     with pytest.raises(EnvError, match="did you mean"):
         watch(**options, out=Path("never.gif"))

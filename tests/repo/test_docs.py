@@ -10,6 +10,7 @@ PAGES = [
     "README.md",
     "docs/environments.md",
     "docs/new-maps.md",
+    "docs/watching.md",
     pytest.param("docs/training.md", marks=pytest.mark.slow),
 ]
 
