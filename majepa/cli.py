@@ -57,6 +57,19 @@ def watch(
     watch_battle(map_name, policy=policy, seed=seed, out=out)
 
 
+@app.command(name="report")
+def report(run: Annotated[Path, tyro.conf.Positional], out: Path | None = None) -> None:
+    """Write one HTML page about a run: result, curves, diagnostics, settings.
+
+    Args:
+        run: Folder of a run, finished or not.
+        out: Write the page here instead of RUN/report.html.
+    """
+    from .report import write_report
+
+    print(write_report(run, out=out))
+
+
 @app.command(name="train")
 def _train_entry() -> None:
     """Train agents: MA-JEPA by default, `majepa train mappo` for MAPPO; `--resume RUN` goes on."""
@@ -189,9 +202,10 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, EnvError | ConfigError | OSError):
         return 2
     from .checkpoint import CheckpointError
+    from .report import ReportError
     from .train import TrainError
 
-    return {CheckpointError: 2, TrainError: 1}.get(type(error))
+    return {CheckpointError: 2, ReportError: 2, TrainError: 1}.get(type(error))
 
 
 if __name__ == "__main__":

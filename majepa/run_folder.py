@@ -69,9 +69,14 @@ def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
 
 def read_config(folder: Path) -> TrainConfig:
     """The config that a run was started with."""
+    return from_json(stored_config(folder))
+
+
+def stored_config(folder: Path) -> dict[str, Any]:
+    """The same as plain data, readable whichever version of majepa wrote it."""
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {CONFIG}")
-    return from_json(_read_json(folder / CONFIG))
+    return _read_json(folder / CONFIG)
 
 
 def versions(spec: EnvSpec) -> dict[str, Any]:
