@@ -13,14 +13,25 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from .html import Markup, joined, tag
-from .numbers import Unit, linear_ticks, log_labels, log_ticks, percent, tick_labels, written
+from .numbers import (
+    Unit,
+    enclosing_ticks,
+    linear_ticks,
+    log_labels,
+    log_ticks,
+    percent,
+    reach,
+    tick_labels,
+    written,
+)
 
 MOST_POINTS = 400
 """Of one line; more are thinned, keeping the extremes."""
-MOST_DOTS = 40
+MOST_DOTS = 24
 """A line of more points shows none of them singly."""
 CHARACTER = 5.9
-"""Mean width of a character of a label, in pixels of the drawing."""
+"""Mean width of a character of a tick's label, in pixels of the drawing."""
+BOLD_CHARACTER = 6.7
 LABEL_HEIGHT = 12.0
 
 
@@ -53,7 +64,7 @@ class Size:
 
 
 LARGE = Size(460, 270, x_ticks=5, y_ticks=5)
-SMALL = Size(330, 168, x_ticks=4, y_ticks=3)
+SMALL = Size(330, 168, x_ticks=4, y_ticks=4)
 
 
 class Scale:
@@ -75,16 +86,15 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, size: Size, describes
     series = [one for one in series if len(one.x)]
     if not series:
         return tag("p", "Nothing to draw: no value above 0.", class_="absent")
-    x_domain = x.domain or _padded_if_flat(*_extent([one.x for one in series]))
-    y_domain = y.domain or y_extent(series, y)
-    y_values = (log_ticks if y.is_log else linear_ticks)(*y_domain, size.y_ticks)
+    x_domain = x.domain or _x_domain(series, x, size.x_ticks)
+    y_values = _y_ticks(series, y, size.y_ticks)
     y_labels = log_labels(y_values) if y.is_log else tick_labels(y_values, y.unit)
     left = 8 + CHARACTER * max((len(label) for label in y_labels), default=0)
     labels = [one.label for one in series] if len(series) > 1 else []
-    right = size.width - 10 - CHARACTER * max((len(label) for label in labels), default=0)
+    right = size.width - 10 - BOLD_CHARACTER * max((len(label) for label in labels), default=0)
     bottom = size.height - (34 if x.title else 20)
     across = Scale(*x_domain, left, right)
-    up = Scale(*y_domain, bottom, 8, y.is_log)
+    up = Scale(y_values[0], y_values[-1], bottom, 8, y.is_log)
     x_values = linear_ticks(*x_domain, size.x_ticks, x.unit)
     frame = joined(
         _horizontal_grid(up, y_values, y_labels, left, right),
@@ -110,33 +120,41 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, size: Size, describes
     )
 
 
-def y_extent(series: Sequence[Series], axis: Axis) -> tuple[float, float]:
-    """Ends of the vertical axis: with zero where values come anywhere near it."""
+def _x_domain(series: Sequence[Series], axis: Axis, count: int) -> tuple[float, float]:
+    """From zero: nothing on this page begins before its run does."""
+    high = _extent([one.x for one in series])[1]
+    return 0.0, reach(high, count, axis.unit) if high > 0 else 1.0
+
+
+def _y_ticks(series: Sequence[Series], axis: Axis, count: int) -> list[float]:
+    """Around all values, and with zero where they come anywhere near it; the ends are the axis'."""
+    if axis.domain:
+        return linear_ticks(*axis.domain, count)
     bounds = [values for one in series for values in (one.y, one.low, one.high) if values]
     low, high = _extent(bounds)
     if axis.is_log:
-        return (low / 1.2, high * 1.2) if high / low < 2 else (low / 1.05, high * 1.05)
+        return log_ticks(low, high, count)
     if 0 < low < 0.6 * high:
         low = 0.0
     if low < 0.6 * high < high <= 0:
         high = 0.0
-    low, high = _padded_if_flat(low, high)
-    room = 0.05 * (high - low)
-    return (low if low == 0 else low - room), (high if high == 0 else high + room)
+    return enclosing_ticks(*_padded_if_flat(low, high), count)
 
 
 def histogram(
-    groups: Sequence[tuple[str, str, Sequence[float]]], title: str, size: Size, describes: str
+    groups: Sequence[tuple[str, str, Sequence[float]]],
+    edges: Sequence[float],
+    title: str,
+    size: Size,
+    describes: str,
 ) -> Markup:
-    """How often values occur; groups of (label, style, values) are stacked."""
-    values = [value for _, _, group in groups for value in group]
-    edges = _bins(min(values), max(values))
+    """How often values occur between edges; groups of (label, style, values) are stacked."""
     counts = [[_count(group, a, b) for a, b in _pairs(edges)] for _, _, group in groups]
-    tallest = max(sum(column) for column in zip(*counts, strict=True))
+    tallest = max(1, *(sum(column) for column in zip(*counts, strict=True)))
+    y_values = [tick for tick in enclosing_ticks(0, tallest, size.y_ticks) if tick == int(tick)]
     left, right, bottom = 34.0, size.width - 10, size.height - 34
     across = Scale(edges[0], edges[-1], left, right)
-    up = Scale(0, tallest, bottom, 8)
-    y_values = [tick for tick in linear_ticks(0, tallest, size.y_ticks) if tick == int(tick)]
+    up = Scale(0, y_values[-1], bottom, 8)
     x_values = linear_ticks(edges[0], edges[-1], size.x_ticks)
     return tag(
         "svg",
@@ -149,6 +167,18 @@ def histogram(
         role="img",
         aria_label=describes,
     )
+
+
+def bin_edges(values: Sequence[float], is_whole: bool) -> list[float]:
+    """Round edges from zero, or below, past all values; whole numbers lie between theirs."""
+    low, high = min(0.0, *values), max(1.0, *values)
+    first, second, *_ = linear_ticks(low, high, 40)
+    step = second - first
+    if is_whole:
+        step = max(1.0, step)
+    start = math.floor(low / step) * step
+    count = math.ceil((high - start) / step - 1e-9) + is_whole
+    return [round(start + index * step - 0.5 * is_whole, 12) for index in range(count + 1)]
 
 
 def parts_bar(parts: Sequence[tuple[str, str, float]], describes: str) -> Markup:
@@ -302,22 +332,10 @@ def _columns(
     return drawn
 
 
-def _bins(low: float, high: float) -> list[float]:
-    """Round edges around all values, the last one beyond them."""
-    if high - low < 1e-9:
-        low, high = low - 1, high + 1
-    ticks = linear_ticks(low, high, 20)
-    step = ticks[1] - ticks[0]
-    if all(float(value).is_integer() for value in (low, high)) and high - low >= 2:
-        step = max(1.0, step)
-    start = math.floor(low / step + 1e-9) * step
-    count = math.floor((high - start) / step + 1e-9) + 1
-    return [round(start + index * step, 12) for index in range(count + 1)]
-
-
 def _count(values: Sequence[float], low: float, high: float) -> int:
-    slack = 1e-9 * max(1.0, abs(high))
-    return sum(low - slack <= value < high - slack for value in values)
+    """Values above `low`, up to and with `high`, but for what rounding moves."""
+    slack = 1e-6 * (high - low)
+    return sum(low + slack < value <= high + slack for value in values)
 
 
 def _pairs(edges: Sequence[float]) -> list[tuple[float, float]]:
@@ -331,8 +349,7 @@ def _extent(many: Sequence[Sequence[float]]) -> tuple[float, float]:
 def _padded_if_flat(low: float, high: float) -> tuple[float, float]:
     if high - low > 1e-12 * max(abs(low), abs(high), 1e-300):
         return low, high
-    room = 0.5 * abs(low) or 1.0
-    return low - room, high + room
+    return (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
 
 
 def _positive(one: Series) -> Series:

@@ -55,15 +55,29 @@ def linear_ticks(low: float, high: float, count: int, unit: Unit = "number") -> 
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
+def enclosing_ticks(low: float, high: float, count: int) -> list[float]:
+    """Round values, the first at or below `low`, the last at or above `high`."""
+    step = _round_step((high - low) / count)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def reach(high: float, count: int, unit: Unit = "number") -> float:
+    """The end of an axis from zero: a little more, if that takes in the next tick."""
+    return max(high, *linear_ticks(0, 1.04 * high, count, unit))
+
+
 def log_ticks(low: float, high: float, count: int) -> list[float]:
-    """Powers of ten, with 2 and 5 between them where there is room."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    fine = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
-    within = [value for value in fine if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
-    if len(within) <= count + 1:
-        return within
-    decades = [value for value in within if math.isclose(math.log10(value) % 1, 0, abs_tol=1e-9)]
-    return decades[:: max(1, math.ceil(len(decades) / (count + 1)))]
+    """1, 2 and 5 times powers of ten around both ends; powers alone where that is too many."""
+    first, last = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
+    fine = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
+    start = max(index for index, tick in enumerate(fine) if tick <= low * (1 + 1e-9))
+    end = min(index for index, tick in enumerate(fine) if tick > high * (1 + 1e-9))
+    if end - start <= count + 1:
+        return fine[start : end + 1]
+    stride = max(1, math.ceil((last - first) / count))
+    return [10.0**power for power in range(first, last + stride, stride)]
 
 
 def tick_labels(ticks: list[float], unit: Unit = "number") -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .catalogue import Chapter, Panel, chapters_of
 from .chapters import CHAPTERS
-from .charts import LARGE, SMALL, Axis, Series, Size, histogram, line_chart, parts_bar
+from .charts import LARGE, SMALL, Axis, Series, Size, bin_edges, histogram, line_chart, parts_bar
 from .data import Actions, Estimate, Record, Run, finite, win_rate
 from .html import Markup, joined, tag
 from .numbers import duration, percent, written
@@ -82,19 +82,17 @@ def _battle(battle: Markup | None) -> Section:
 
 
 def _episodes(run: Run) -> Section:
-    title, groups = "Episodes of the last evaluation", []
+    title = "Episodes of the last evaluation"
+    groups: dict[str, Sequence[Record]] = {}
     if run.evaluated:
         record = run.evaluated[-1]
         both: tuple[Actions, Actions] = ("argmax", "sampled")
-        groups = [(actions, run.episodes_of(record, actions)) for actions in both]
+        groups = {actions: run.episodes_of(record, actions) for actions in both}
     figures = [
-        figure
-        for actions, episodes in groups
-        if episodes
-        for figure in (
-            _distribution(f"Return, {actions} actions", "return", episodes),
-            _distribution(f"Length, {actions} actions", "length", episodes),
-        )
+        _distribution(f"{title}, {actions} actions", field, episodes, groups)
+        for actions, episodes in groups.items()
+        for title, field in (("Return", "return"), ("Length", "length"))
+        if _numbers(episodes, field)
     ]
     if not figures:
         return Section("episodes", title, _absent("No single episodes are stored."))
@@ -109,19 +107,26 @@ def _episodes(run: Run) -> Section:
     return Section("episodes", title, joined(legend, tag("div", *figures, class_="large")))
 
 
-def _distribution(title: str, field: str, episodes: Sequence[Record]) -> Markup:
-    groups = [
-        (label, label, [v for one in outcome if (v := finite(one.get(field))) is not None])
-        for label, outcome in (
-            ("won", [one for one in episodes if one.get("won")]),
-            ("lost", [one for one in episodes if not one.get("won")]),
-        )
-    ]
-    won = len(groups[0][2])
-    note = f"{won} won, {len(groups[1][2])} lost"
-    axis = "return" if field == "return" else "transitions"
-    chart = histogram(groups, axis, dataclasses.replace(LARGE, height=190), f"{title}: {note}")
+def _distribution(
+    title: str, field: str, episodes: Sequence[Record], all_groups: Mapping[str, Sequence[Record]]
+) -> Markup:
+    """Of one way of acting, on the axis of both."""
+    won = [one for one in episodes if one.get("won")]
+    lost = [one for one in episodes if not one.get("won")]
+    both = [value for group in all_groups.values() for value in _numbers(group, field)]
+    note = f"{len(won)} won, {len(lost)} lost"
+    chart = histogram(
+        [("won", "won", _numbers(won, field)), ("lost", "lost", _numbers(lost, field))],
+        bin_edges(both, is_whole=field == "length"),
+        "return" if field == "return" else "transitions",
+        dataclasses.replace(LARGE, height=190),
+        f"{title}: {note}",
+    )
     return tag("figure", tag("figcaption", tag("b", title), " ", tag("span", note)), chart)
+
+
+def _numbers(records: Sequence[Record], field: str) -> list[float]:
+    return [value for one in records if (value := finite(one.get(field))) is not None]
 
 
 def _chapter(run: Run, chapter: Chapter, index: int) -> Section:
@@ -141,15 +146,22 @@ def _panel(run: Run, panel: Panel) -> Markup:
         for index, (name, label) in enumerate(panel.metrics.items())
     ]
     names = panel.name or ", ".join(panel.metrics)
-    last = written(series[0].y[-1], panel.unit) if len(series) == 1 else None
     axis = Axis(panel.unit, is_log=panel.is_log, domain=(0, 1.0) if panel.is_share else None)
     describes = f"{names} against transitions"
     return tag(
         "figure",
-        tag("figcaption", tag("b", panel.title), last and tag("span", last, class_="last")),
+        tag("figcaption", tag("b", panel.title), tag("span", _last(series, panel), class_="last")),
         tag("p", panel.meaning, " " if panel.meaning else "", tag("code", names), class_="meaning"),
         line_chart(series, Axis(), axis, SMALL, describes),
     )  # fmt: skip
+
+
+def _last(series: Sequence[Series], panel: Panel) -> str:
+    """Where the line ended; of an ordered family, its first and last line."""
+    if len(series) > 1 and not panel.is_ordered:
+        return ""
+    ends = dict.fromkeys(written(one.y[-1], panel.unit) for one in (series[0], series[-1]))
+    return " … ".join(ends)
 
 
 def _speed(run: Run) -> Section:
