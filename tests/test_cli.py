@@ -27,7 +27,7 @@ def majepa(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 def test_help_names_every_command():
     result = majepa("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ("maps", "watch", "train"))
+    assert all(command in result.stdout for command in ("maps", "watch", "train", "report"))
     assert "StarCraft" in result.stdout
 
 
@@ -74,6 +74,7 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("watch", "3m", "--policy", "nearst"), "did you mean nearest"),
         (("watch", "3m", "--out", "battle.avi"), ".gif"),
         (("watch", "3m", "--out", "/proc/battle.gif"), "/proc"),
+        (("report", "nowhere"), "nowhere is not the folder of a run"),
         (("train", "mapo"), "did you mean mappo"),
         (("train", "--preset", "smal"), "did you mean small"),
         (("train", "mappo", "--env", "3mm"), "did you mean 3m"),

@@ -18,6 +18,8 @@ def write_report(folder: Path, battle_html: str | None = None, *, out: Path | No
     """
     text = page(read_run(folder), battle_html)
     out = out or folder / NAME
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder; name a file such as {out / NAME}")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}")
     partial.write_text(text, encoding="utf-8")

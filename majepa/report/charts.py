@@ -6,6 +6,7 @@ values as `data-x` and `data-y` for the read-out under the pointer.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -149,7 +150,7 @@ def histogram(
     describes: str,
 ) -> Markup:
     """How often values occur between edges; groups of (label, style, values) are stacked."""
-    counts = [[_count(group, a, b) for a, b in _pairs(edges)] for _, _, group in groups]
+    counts = [_counts(group, edges) for _, _, group in groups]
     tallest = max(1, *(sum(column) for column in zip(*counts, strict=True)))
     y_values = [tick for tick in enclosing_ticks(0, tallest, size.y_ticks) if tick == int(tick)]
     left, right, bottom = 34.0, size.width - 10, size.height - 34
@@ -183,17 +184,17 @@ def bin_edges(values: Sequence[float], is_whole: bool) -> list[float]:
 
 def parts_bar(parts: Sequence[tuple[str, str, float]], describes: str) -> Markup:
     """One bar of (label, style, share), the shares adding up to 1."""
-    width, height, start = 1000.0, 34.0, 0.0
+    width, height, start = LARGE.width, 26.0, 0.0
     pieces = []
     for label, style, share in parts:
         long = share * width
-        note = percent(share) if long > 62 else ""
+        note = percent(share) if long > 44 else ""
         pieces.append(
             tag(
                 "g",
                 tag("title", f"{label}: {percent(share)}"),
                 tag("rect", x=_pixel(start), y=0, width=_pixel(long), height=height, class_=style),
-                _text(note, start + long / 2, 22, "on-bar", "middle") if note else None,
+                _text(note, start + long / 2, 17, "on-bar", "middle") if note else None,
             )
         )
         start += long
@@ -314,7 +315,7 @@ def _columns(
     up: Scale,
 ) -> list[Markup]:
     drawn = []
-    for index, (a, b) in enumerate(_pairs(edges)):
+    for index, (a, b) in enumerate(itertools.pairwise(edges)):
         below = 0
         for (label, style, _), column in zip(groups, counts, strict=True):
             count = column[index]
@@ -332,14 +333,13 @@ def _columns(
     return drawn
 
 
-def _count(values: Sequence[float], low: float, high: float) -> int:
-    """Values above `low`, up to and with `high`, but for what rounding moves."""
-    slack = 1e-6 * (high - low)
-    return sum(low + slack < value <= high + slack for value in values)
-
-
-def _pairs(edges: Sequence[float]) -> list[tuple[float, float]]:
-    return list(itertools.pairwise(edges))
+def _counts(values: Sequence[float], edges: Sequence[float]) -> list[int]:
+    """Values of every bin; a bin has its upper edge, the first one its lower edge, too."""
+    counts = [0] * (len(edges) - 1)
+    slack = 1e-6 * (edges[1] - edges[0])
+    for value in values:
+        counts[max(0, bisect.bisect_left(edges, value - slack) - 1)] += 1
+    return counts
 
 
 def _extent(many: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -132,8 +132,12 @@ class Run:
     @property
     def status(self) -> Literal["finished", "stopped", "unfinished"]:
         """`finished` and `stopped` if an evaluation says so and nothing came after it."""
-        ends = {"final": "finished", "stopped": "stopped"}
-        return ends.get(str(self.last.get("kind")), "unfinished")  # pyright: ignore
+        match self.last.get("kind"):
+            case "final":
+                return "finished"
+            case "stopped":
+                return "stopped"
+        return "unfinished"
 
     def episodes_of(self, record: Record, actions: Actions) -> list[Record]:
         """The single episodes of an evaluation."""

@@ -99,8 +99,9 @@ def log_labels(ticks: list[float]) -> list[str]:
 
 
 def _round_step(rough: float) -> float:
+    """1, 2 or 5 times a power of ten, at least nearly as much."""
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * (1 - 1e-9))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= 0.8 * rough)
 
 
 def _duration_step(rough: float) -> float:

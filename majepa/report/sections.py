@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .catalogue import Chapter, Panel, chapters_of
 from .chapters import CHAPTERS
-from .charts import LARGE, SMALL, Axis, Series, Size, bin_edges, histogram, line_chart, parts_bar
+from .charts import LARGE, SMALL, Axis, Series, bin_edges, histogram, line_chart, parts_bar
 from .data import Actions, Estimate, Record, Run, finite, win_rate
 from .html import Markup, joined, tag
 from .numbers import duration, percent, written
@@ -168,13 +168,16 @@ def _speed(run: Run) -> Section:
     figures = []
     if run.seconds:
         figures.append(_wall_time(run, run.seconds))
-    speed = _line(run, "speed/transitions_per_second", "seconds")
-    if speed[0]:
-        wide = Size(940, 230, x_ticks=8, y_ticks=4)
-        series = [Series("transitions per second", *speed, "c1")]
-        title = "Transitions per second, over collecting and learning alone"
-        figures.append(_large(title, series, WALL_TIME, Axis(), wide))
-    return Section("speed", "Speed", joined(*figures) if figures else _absent("No times logged."))
+    times, speeds = _line(run, "speed/transitions_per_second", "seconds")
+    if times:
+        steep = min(speeds) > 0 and max(speeds) > 8 * min(speeds)
+        series = [Series("transitions per second", times, speeds, "c1")]
+        title = "Transitions per second"
+        figures.append(_large(title, series, WALL_TIME, Axis(is_log=steep)))
+    if not figures:
+        return Section("speed", "Speed", _absent("No times are logged."))
+    introduction = "Transitions per second count collecting and learning alone."
+    return Section("speed", "Speed", tag("div", *figures, class_="large"), introduction)
 
 
 def _wall_time(run: Run, total: float) -> Markup:
@@ -197,7 +200,6 @@ def _wall_time(run: Run, total: float) -> Markup:
         tag("figcaption", tag("b", "Where the wall time went"), " ", tag("span", duration(total))),
         parts_bar(parts, shares),
         tag("table", tag("tbody", *rows), class_="phases"),
-        class_="wide",
     )
 
 
@@ -228,10 +230,9 @@ def _commands(run: Run) -> Section:
     return Section("commands", "Going on", content, needs)
 
 
-def _large(title: str, series: Sequence[Series], x: Axis, y: Axis, size: Size = LARGE) -> Markup:
-    chart = line_chart(series, x, y, size, title)
-    style = "wide" if size is not LARGE else None
-    return tag("figure", tag("figcaption", tag("b", title)), chart, class_=style)
+def _large(title: str, series: Sequence[Series], x: Axis, y: Axis) -> Markup:
+    chart = line_chart(series, x, y, LARGE, title)
+    return tag("figure", tag("figcaption", tag("b", title)), chart)
 
 
 def _evaluated(
@@ -247,16 +248,11 @@ def _evaluated(
             if along in record and (value := estimate(record, actions)) is not None
         ]
         values = [value for _, value in points]
-        found.append(
-            Series(
-                actions,
-                [x for x, _ in points],
-                [value.value for value in values],
-                actions,
-                [value.low for value in values],
-                [value.high for value in values],
-            )
-        )
+        line = Series(actions, [x for x, _ in points], [value.value for value in values], actions)
+        if any(value.low < value.high for value in values):
+            lows, highs = [value.low for value in values], [value.high for value in values]
+            line = dataclasses.replace(line, low=lows, high=highs)
+        found.append(line)
     return found
 
 

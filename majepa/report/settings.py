@@ -51,7 +51,7 @@ def _readable(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, int):
-        return f"{value:,}"
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
