@@ -199,13 +199,14 @@ def main() -> None:
 
 def _exit_code(error: Exception) -> int | None:
     """2 for what a caller can set right, 1 for a run that failed, none for a bug of ours."""
-    if isinstance(error, EnvError | ConfigError | OSError):
+    from .report import ReportError
+
+    if isinstance(error, EnvError | ConfigError | ReportError | OSError):
         return 2
     from .checkpoint import CheckpointError
-    from .report import ReportError
     from .train import TrainError
 
-    return {CheckpointError: 2, ReportError: 2, TrainError: 1}.get(type(error))
+    return {CheckpointError: 2, TrainError: 1}.get(type(error))
 
 
 if __name__ == "__main__":
