@@ -183,6 +183,7 @@ def test_the_result_stands_in_the_header_with_its_interval(folder):
     said = f"interval {100 * low:.1f}{PERCENT} to {100 * high:.1f}{PERCENT} (Wilson)"
     assert said in header.text
     assert "50 episodes at 10,000 transitions" in header.text
+    assert "Final win rate, argmax actions" in header.text
     assert "Finished." in header.text and "10,000 of 10,000" in header.text
     assert "seed 7 · preset small · " in header.text
     assert "version 9.8" in header.text and "not StarCraft II" in header.text
@@ -289,7 +290,7 @@ def test_a_run_that_was_stopped_early_says_so(folder):
     write_lines(folder / "metrics.jsonl", [*LINES[:-1], evaluation(6_000, 40, 40, "stopped")])
     header = header_of(folder)
     assert "Stopped early at 6,000 of 10,000" in header
-    assert "not the result of the full budget" in header
+    assert "not the result of the full budget" in header and "at the early stop" in header
     assert f"80.0{PERCENT}" in header and "Finished" not in header
 
 
@@ -297,7 +298,7 @@ def test_an_unfinished_run_says_what_its_number_is(folder):
     going_on = {"transitions": 5_000, "seconds": 500.0, "updates": 312, "nonfinite_in_a_row": 3.0}
     write_lines(folder / "metrics.jsonl", [*LINES[:-1], going_on])
     header = header_of(folder)
-    assert "Unfinished, at 5,000 of 10,000" in header
+    assert "Win rate so far" in header and "Unfinished, at 5,000 of 10,000" in header
     assert "last evaluation on the way, at 4,000 transitions over 50 episodes" in header
     assert "The last 3 updates were refused" in header
 

@@ -65,7 +65,7 @@ class Size:
 
 
 LARGE = Size(460, 270, x_ticks=5, y_ticks=5)
-SMALL = Size(330, 168, x_ticks=4, y_ticks=4)
+SMALL = Size(330, 168, x_ticks=3, y_ticks=4)
 
 
 class Scale:

@@ -17,6 +17,11 @@ POLICY = (
 )
 """What the page may load: only what stands in it, or in a battle embedded in it."""
 
+WHICH = {
+    "finished": "Final win rate",
+    "stopped": "Win rate at the early stop",
+    "unfinished": "Win rate so far",
+}
 ALGORITHMS = {"majepa": "MA-JEPA", "mappo": "MAPPO"}
 """Names as people write them."""
 
@@ -96,7 +101,7 @@ def _score(run: Run) -> Markup:
     at = f"{number(score.episodes)} episodes at {number(score.transitions)} transitions"
     return tag(
         "div",
-        _result("Win rate, argmax actions", score.argmax, at, "argmax", "first"),
+        _result(f"{WHICH[run.status]}, argmax actions", score.argmax, at, "argmax", "first"),
         score.sampled and _result("Sampled actions", score.sampled, at, "sampled", "second"),
         class_="score",
     )
