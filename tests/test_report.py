@@ -16,7 +16,9 @@ import pytest
 
 from majepa.config import ConfigError, preset, to_json
 from majepa.report import ReportError, write_report
-from majepa.report.charts import MOST_POINTS, Axis, Series, Size, bin_edges, line_chart
+from majepa.report.bars import bin_edges
+from majepa.report.charts import MOST_POINTS, Axis, Series, line_chart
+from majepa.report.drawing import Size
 from majepa.report.html import VOID
 from majepa.report.numbers import duration, enclosing_ticks, log_ticks, number, tick_labels
 from majepa.stats import wilson

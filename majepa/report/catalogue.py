@@ -1,7 +1,4 @@
-"""Which metrics are drawn together and what each means; the rest goes by its prefix.
-
-docs/training.md says more about every metric, and what to look for.
-"""
+"""Which metrics are drawn together; those that no chapter names go by their prefix."""
 
 from __future__ import annotations
 

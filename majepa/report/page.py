@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .charts import interval_strip
+from .bars import interval_strip
 from .data import Estimate, Run
 from .html import Markup, joined, tag
 from .numbers import duration, number, percent

@@ -6,10 +6,12 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
+from .bars import bin_edges, histogram, parts_bar
 from .catalogue import Chapter, Panel, chapters_of
 from .chapters import CHAPTERS
-from .charts import LARGE, SMALL, Axis, Series, bin_edges, histogram, line_chart, parts_bar
+from .charts import Axis, Series, line_chart
 from .data import Actions, Estimate, Record, Run, finite, win_rate
+from .drawing import LARGE, SMALL
 from .html import Markup, joined, tag
 from .numbers import duration, percent, written
 from .settings import config_tables, versions_table
