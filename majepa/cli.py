@@ -59,6 +59,19 @@ def watch(
     watch_battle(source, policy=policy, seed=seed, out=out)
 
 
+@app.command(name="report")
+def report(run: Annotated[Path, tyro.conf.Positional], out: Path | None = None) -> None:
+    """Write one HTML page about a run: result, curves, diagnostics, settings.
+
+    Args:
+        run: Folder of a run, finished or not.
+        out: Write the page here instead of RUN/report.html.
+    """
+    from .report import write_report
+
+    print(write_report(run, out=out))
+
+
 @app.command(name="train")
 def _train_entry() -> None:
     """Train agents: MA-JEPA by default, `majepa train mappo` for MAPPO; `--resume RUN` goes on."""
@@ -189,7 +202,9 @@ def main() -> None:
 
 def _exit_code(error: Exception) -> int | None:
     """2 for what a caller can set right, 1 for a run that failed, none for a bug of ours."""
-    if isinstance(error, EnvError | ConfigError | OSError):
+    from .report import ReportError
+
+    if isinstance(error, EnvError | ConfigError | ReportError | OSError):
         return 2
     from .checkpoint import CheckpointError
     from .recording import RecordingError

@@ -78,9 +78,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 def read_config(folder: Path) -> TrainConfig:
     """The config that a run was started with."""
-    if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {CONFIG}")
-    stored = _read_json(folder / CONFIG)
+    stored = stored_config(folder)
     try:
         return from_json(stored)
     except ConfigError as error:
@@ -90,6 +88,13 @@ def read_config(folder: Path) -> TrainConfig:
         raise ConfigError(
             f"{folder / CONFIG} was written by majepa {writer}, this is {__version__}: {error}"
         ) from error
+
+
+def stored_config(folder: Path) -> dict[str, Any]:
+    """The same as plain data, readable whichever version of majepa wrote it."""
+    if not _has(folder, CONFIG):
+        raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {CONFIG}")
+    return _read_json(folder / CONFIG)
 
 
 def _has(folder: Path, name: str) -> bool:

@@ -27,7 +27,7 @@ def majepa(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 def test_help_names_every_command():
     result = majepa("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ("maps", "watch", "train"))
+    assert all(command in result.stdout for command in ("maps", "watch", "train", "report"))
     assert "StarCraft" in result.stdout
 
 
@@ -76,6 +76,7 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("watch", "3m", "--out", "/proc/battle.gif"), "/proc"),
         (("watch", "nowhere.battle.json.gz"), "nowhere.battle.json.gz"),
         (("watch", "/dev/null/x.battle.json"), "/dev/null"),
+        (("report", "nowhere"), "nowhere is not the folder of a run"),
         (("train", "mapo"), "did you mean mappo"),
         (("train", "--preset", "smal"), "did you mean small"),
         (("train", "mappo", "--env", "3mm"), "did you mean 3m"),

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "policy/actor": ("config", "nn"),
     "policy/critic": ("config", "nn"),
     "policy/returns": ("nn",),
+    "report": ("config", "run_folder", "stats"),
     "baselines": ("algorithm", "config", "envs.base", "nn", "policy.returns"),
 }
 """What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""
