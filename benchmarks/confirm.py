@@ -15,9 +15,9 @@ from pathlib import Path
 import jax
 
 from majepa.envs import make_env
-from majepa.evaluate import EVALUATION_SEED, evaluate
+from majepa.evaluation import EVALUATION_SEED, evaluate
 from majepa.run_folder import read_config
-from majepa.train import load_run, make_algorithm
+from majepa.training import load_run, make_algorithm
 
 
 def main() -> None:

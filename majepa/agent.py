@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from . import diagnostics
-from .algorithm import Cadence, Decision, Experience, Metrics
+from .algorithm import Alone, Cadence, Decision, Experience, Metrics, agent_keys
 from .config import MajepaConfig
 from .diagnostics import Epoch, Totals
 from .envs.base import EnvSpec, TimeStep
 from .imagine import imagine
-from .nn.dists import sample_index
+from .nn.dists import sample_each
 from .nn.layers import cast
 from .nn.optim import Moments, Optimizer, apply_update, follow, is_finite
 from .nn.transformer import History
@@ -163,7 +163,10 @@ class Majepa:
         )
 
     def begin(self, num_envs: int) -> Memory:
-        local, agents = self.config.local, self.spec.num_agents
+        return self._begin(num_envs, self.spec.num_agents)
+
+    def _begin(self, num_envs: int, agents: int) -> Memory:
+        local = self.config.local
         shapes = jax.eval_shape(self.make_params, jax.random.key(0))
         history = shapes.local.dynamics.transformer.empty(
             num_envs, agents, jnp.dtype(self.config.precision)
@@ -191,10 +194,31 @@ class Majepa:
         """Each agent from its own observation, memory and legal actions; keys are its own too."""
         executor = cast(self.executor(state), jnp.dtype(self.config.precision))
         keys = agent_keys(key, *step.alive.shape)
-        action, memory = act(
+        action, _, memory = act(
             executor, carry, step.observation, step.legal, step.is_first, keys, greedy=greedy
         )
         return Decision(action, memory, memory.z)
+
+    def wake(self, agent: Int[Array, ""]) -> Memory:
+        return self._begin(1, 1)
+
+    def act_alone(
+        self,
+        executor: Executor,
+        memory: Memory,
+        observation: Float[Array, " O"],
+        legal: Bool[Array, " A"],
+        is_first: Bool[Array, ""],
+        key: Key[Array, ""],
+        *,
+        greedy: bool,
+    ) -> Alone:
+        executor = cast(executor, jnp.dtype(self.config.precision))
+        action, log_probs, memory = act(
+            executor, memory, observation[None, None], legal[None, None], is_first[None],
+            key[None, None], greedy=greedy,
+        )  # fmt: skip
+        return Alone(action[0, 0], log_probs[0, 0], memory)
 
     def update(
         self, state: Learner, data: Experience, key: Key[Array, ""]
@@ -354,8 +378,11 @@ def act(
     keys: Key[Array, "B N"],
     *,
     greedy: bool,
-) -> tuple[Int[Array, "B N"], Memory]:
-    """One decentralised step of every agent: infer the state, then choose a legal action."""
+) -> tuple[Int[Array, "B N"], Float[Array, "B N A"], Memory]:
+    """One decentralised step of every agent: infer the state, then choose a legal action.
+
+    Also returns the log-probabilities of all actions, and what the agents remember.
+    """
     episode = memory.episode + is_first
     token = executor.dynamics.embed(
         one_hot_vec(memory.z, executor.posterior.classes),
@@ -366,25 +393,9 @@ def act(
     h = h[:, :, 0]
     q = executor.posterior(h, executor.encoder(observation))
     noise = jax.vmap(jax.vmap(jax.random.split))(keys)
-    z = _sample_each(q, noise[..., 0])
+    z = sample_each(q, noise[..., 0])
     s = feature(h, jax.nn.one_hot(z, executor.posterior.classes))
     log_probs = executor.actor(s, legal)
-    action = jnp.argmax(log_probs, axis=-1) if greedy else _sample_each(log_probs, noise[..., 1])
+    action = jnp.argmax(log_probs, axis=-1) if greedy else sample_each(log_probs, noise[..., 1])
     history = history.last(executor.dynamics.transformer.window - 1)
-    return action, Memory(history, z, action, episode)
-
-
-def agent_keys(key: Key[Array, ""], num_envs: int, num_agents: int) -> Key[Array, "B N"]:
-    """A key for each agent of each environment, whatever the number of the others."""
-
-    def of_agent(env: Int[Array, ""], agent: Int[Array, ""]) -> Key[Array, ""]:
-        return jax.random.fold_in(jax.random.fold_in(key, env), agent)
-
-    agents = jax.vmap(of_agent, (None, 0))
-    return jax.vmap(agents, (0, None))(jnp.arange(num_envs), jnp.arange(num_agents))
-
-
-def _sample_each(
-    log_probs: Float[Array, "B N *s K"], keys: Key[Array, "B N"]
-) -> Int[Array, "B N *s"]:
-    return jax.vmap(jax.vmap(sample_index))(log_probs, keys)
+    return action, log_probs, Memory(history, z, action, episode)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from jaxtyping import Array, Float, Int, Key
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from .envs.base import TimeStep
 
@@ -89,4 +91,61 @@ class Algorithm(Protocol[State, Carry]):
         ...
 
 
-__all__ = ["Algorithm", "Cadence", "Decision", "Experience", "Metrics", "Row"]
+class Alone(NamedTuple):
+    """What one agent decided by itself."""
+
+    action: Int[Array, ""]
+    log_probs: Float[Array, " A"]
+    memory: Any
+
+
+@runtime_checkable
+class Decentralised(Protocol):
+    """An algorithm whose agents can be executed apart, each from what it sees itself."""
+
+    def executor(self, state: Any) -> Any:
+        """All that acting needs of a learner."""
+        ...
+
+    def wake(self, agent: Int[Array, ""]) -> Any:
+        """The memory of one agent before its first observation."""
+        ...
+
+    def act_alone(
+        self,
+        executor: Any,
+        memory: Any,
+        observation: Float[Array, " O"],
+        legal: Bool[Array, " A"],
+        is_first: Bool[Array, ""],
+        key: Key[Array, ""],
+        *,
+        greedy: bool,
+    ) -> Alone:
+        """One step of one agent: what `act` does for it in a team, given its key there."""
+        ...
+
+
+def agent_keys(key: Key[Array, ""], num_envs: int, num_agents: int) -> Key[Array, "B N"]:
+    """A key for each agent of each environment, whatever the number of the others."""
+    agents = jax.vmap(agent_key, (None, None, 0))
+    each = jax.vmap(agents, (None, 0, None))
+    return each(key, jnp.arange(num_envs), jnp.arange(num_agents))
+
+
+def agent_key(key: Key[Array, ""], env: Int[Array, ""], agent: Int[Array, ""]) -> Key[Array, ""]:
+    return jax.random.fold_in(jax.random.fold_in(key, env), agent)
+
+
+__all__ = [
+    "Algorithm",
+    "Alone",
+    "Cadence",
+    "Decentralised",
+    "Decision",
+    "Experience",
+    "Metrics",
+    "Row",
+    "agent_key",
+    "agent_keys",
+]

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from rich.console import Console
 
 from . import __version__
 from .config import ConfigError, TrainConfig, preset
 from .envs.base import EnvError
 
 if TYPE_CHECKING:
-    from .train import Result
+    from .training import Result
+
+BATTLE = Path("replays") / "final.battle.json.gz"
+BATTLE_PAGE = Path("replays") / "final.html"
 
 app = tyro.extras.SubcommandApp()
 
@@ -44,12 +49,13 @@ def watch(
     seed: int | None = None,
     out: Path | None = None,
 ) -> None:
-    """Watch a battle, played by a scripted policy or recorded, in the terminal or as a file.
+    """Watch a battle of a run, of a scripted policy or from a file, in the terminal or as a file.
 
     Args:
-        source: A map, such as 2s3z or sim:2s3z (`majepa maps` lists them), or a recorded battle,
-            such as x.battle.json.gz.
+        source: The folder of a run, whose agents play; or a map, such as 2s3z or sim:2s3z
+            (`majepa maps` lists them); or a recorded battle, such as x.battle.json.gz.
         policy: Who plays on a map: random, nearest, weakest, kite or stop; nearest if not given.
+            For a run: argmax or sampled; argmax if not given.
         seed: Another seed, another battle; 0 if not given.
         out: Write a file here instead of showing the battle in the terminal: .html for a page to
             look into the battle, .battle.json or .battle.json.gz to keep it, .gif, .mp4 or .svg.
@@ -69,7 +75,54 @@ def report(run: Annotated[Path, tyro.conf.Positional], out: Path | None = None) 
     """
     from .report import write_report
 
-    print(write_report(run, out=out))
+    print(write_report(run, _battle(run), out=out))
+
+
+def _battle(run: Path) -> str | None:
+    """The viewer of the battle that was recorded when a run ended, if there is one."""
+    from .recording import read
+    from .viewer.page import embed
+
+    kept = run / BATTLE
+    return embed(read(kept)) if kept.is_file() else None
+
+
+@app.command(name="evaluate")
+def evaluate(
+    run: Annotated[Path, tyro.conf.Positional],
+    episodes: int = 100,
+    seed: int | None = None,
+    checkpoint: Literal["last", "best"] = "last",
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Play episodes with the agents of a run: win rates with argmax and with sampled actions.
+
+    Args:
+        run: Folder of a run.
+        episodes: Episodes of each of the two.
+        seed: Other episodes than those every run is judged on.
+        checkpoint: The last state of the run, which is its result, or the best on the way.
+        as_json: Print one JSON object, for programs.
+    """
+    from .api import evaluate as judge
+    from .evaluation import EVALUATION_SEED
+    from .log import describe
+
+    chosen = EVALUATION_SEED if seed is None else seed
+    result = judge(run, episodes=episodes, seed=chosen, checkpoint=checkpoint)
+    if as_json:
+        line: dict[str, object] = {"run": str(run), "transitions": result.transitions}
+        for name, played in (("argmax", result.argmax), ("sampled", result.sampled)):
+            line[name] = played.win_rate
+            line[f"{name}_interval"] = played.interval
+            line[f"{name}_return"] = played.mean_return
+        print(json.dumps(line | {"episodes": episodes, "seed": chosen, "checkpoint": checkpoint}))
+        return
+    print(f"{run}, {checkpoint} checkpoint, {result.transitions:,} transitions")
+    print(f"win rate     {describe(result.argmax)} (argmax actions), "
+          f"return {result.argmax.mean_return:.2f}")  # fmt: skip
+    print(f"             {describe(result.sampled)} (sampled actions), "
+          f"return {result.sampled.mean_return:.2f}")  # fmt: skip
 
 
 @app.command(name="train")
@@ -92,6 +145,8 @@ class TrainCommand:
     """small, paper or debug for majepa; paper or debug for mappo."""
     out: Path | None = None
     """Folder of the run; by default a new one under runs/."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """Take the defaults from this file instead of a preset: the config.json of a run, say."""
     resume: Path | None = None
     """Go on with the run in this folder, with its own settings."""
     minutes: float | None = None
@@ -101,26 +156,47 @@ class TrainCommand:
 def train(arguments: Sequence[str]) -> None:
     """`majepa train`, from its arguments to the lines at the end."""
     command = parse_train(arguments)
-    from .train import train as run
+    from .training import train as run
 
     folder = command.resume or command.out
     seconds = None if command.minutes is None else 60 * command.minutes
     resume = command.resume is not None
     result = run(command.config, folder, resume=resume, stop_after_seconds=seconds)
     print_result(result, command.config)
+    if result.argmax is not None:
+        print_pages(result.folder)
+
+
+def print_pages(folder: Path) -> None:
+    """Record a battle of the trained agents, write the report, and say where both are."""
+    from .report import write_report
+    from .watch import play_run, show
+
+    with contextlib.suppress(EnvError):
+        recording = play_run(folder, "argmax", 0)
+        quiet = Console(quiet=True)
+        for name in (BATTLE, BATTLE_PAGE):
+            show(recording, folder / name, console=quiet)
+        print(f"battle       {folder / BATTLE_PAGE}")
+    print(f"report       {write_report(folder, _battle(folder))}")
+    print(f"watch it     majepa watch {folder}")
 
 
 def parse_train(arguments: Sequence[str]) -> TrainCommand:
     """Read what picks the defaults, then everything over them."""
     named = bool(arguments) and not arguments[0].startswith("-")
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--preset", "--env", "--resume"):
+    for flag in ("--preset", "--env", "--resume", "--config"):
         first.add_argument(flag, nargs="?")
     picked, _ = first.parse_known_args(arguments)
     if picked.resume is not None:
         from .run_folder import read_config
 
         config = read_config(Path(picked.resume))
+    elif picked.config is not None:
+        from .run_folder import read_config_file
+
+        config = read_config_file(Path(picked.config))
     else:
         algorithm = arguments[0] if named else "majepa"
         config = preset(algorithm, picked.preset, picked.env or "sim:3m")
@@ -143,9 +219,11 @@ def _check_train(command: TrainCommand, default: TrainConfig) -> None:
             else f"name the algorithm before all flags: majepa train {command.algorithm} ..."
         )
         raise ConfigError(f"cannot train {command.algorithm!r} here; {hint}")
-    if command.resume is not None and (command.out or command.preset):
+    if command.resume is not None and (command.out or command.preset or command.config_file):
         raise ConfigError("--resume goes on in its own folder with its own settings; "
-                          "leave out --out and --preset")  # fmt: skip
+                          "leave out --out, --preset and --config")  # fmt: skip
+    if command.config_file is not None and command.preset is not None:
+        raise ConfigError("--config and --preset both pick the defaults; leave one of them out")
     if command.minutes is not None and not command.minutes > 0:
         raise ConfigError(f"--minutes is {command.minutes}; it must be more than 0")
 
@@ -208,7 +286,7 @@ def _exit_code(error: Exception) -> int | None:
         return 2
     from .checkpoint import CheckpointError
     from .recording import RecordingError
-    from .train import TrainError
+    from .training import TrainError
 
     return {CheckpointError: 2, RecordingError: 2, TrainError: 1}.get(type(error))
 

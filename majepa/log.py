@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .evaluate import Evaluation
+from .evaluation import Evaluation
 
 LATEST = ("learner/", "nonfinite_in_a_row")
 """How metrics begin that count by themselves: a line shows their last value, not a mean."""

@@ -90,6 +90,13 @@ def read_config(folder: Path) -> TrainConfig:
         ) from error
 
 
+def read_config_file(path: Path) -> TrainConfig:
+    """A config from any JSON file of one."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no config file at {path}")
+    return from_json(_read_json(path))
+
+
 def stored_config(folder: Path) -> dict[str, Any]:
     """The same as plain data, readable whichever version of majepa wrote it."""
     if not _has(folder, CONFIG):

@@ -20,13 +20,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .envs.base import EnvError
+from .envs.base import Env, EnvError
 from .envs.make import make_env
 from .envs.sim.env import BattleEnv
 from .envs.sim.render import COLOURS, bounds, to_rgb, to_svg
 from .envs.sim.scene import Scene, SceneUnit, Side, blend
 from .files import written_beside
 from .recording import SUFFIXES, Recording, ScriptedPlayer, is_recording, read, record, write
+from .run_folder import CONFIG
 from .viewer.page import to_html
 
 FRAMES_PER_STEP = 2
@@ -45,11 +46,14 @@ def watch(
 ) -> None:
     """Show a battle in the terminal or write it to a file, and say how it ended.
 
-    `source` is a map, on which `policy` plays, or the file of a recorded battle.
+    `source` is a map, on which `policy` plays, the folder of a run, whose agents play, or the file
+    of a recorded battle.
     """
     if out is not None:
         _check_suffix(out)
-    if not is_recording(source):
+    if (Path(source) / CONFIG).is_file():
+        recording = play_run(Path(source), policy or "argmax", seed or 0)
+    elif not is_recording(source):
         recording = play(source, policy or "nearest", seed or 0)
     elif policy is None and seed is None:
         recording = read(Path(source))
@@ -64,12 +68,25 @@ def play(map_name: str, policy: str, seed: int) -> Recording:
     return record(env, ScriptedPlayer.named(policy, env.spec), seed=seed)
 
 
+def play_run(folder: Path, actions: str, seed: int) -> Recording:
+    """One battle of trained agents, with argmax or sampled actions."""
+    from .team import TeamPlayer, open_run
+
+    if actions not in ("argmax", "sampled"):
+        raise EnvError(f"the agents of a run take argmax or sampled actions, not {actions!r}")
+    run = open_run(folder)
+    return record(_drawable(run.env), TeamPlayer(run, greedy=actions == "argmax"), seed=seed)
+
+
 def battle_env(map_name: str) -> BattleEnv:
-    env = make_env(map_name)
+    return _drawable(make_env(map_name))
+
+
+def _drawable(env: Env) -> BattleEnv:
     if not isinstance(env, BattleEnv):
         raise EnvError(
-            f"{map_name} cannot be watched: only battles of the embedded simulator can be drawn; "
-            "name one of its maps, such as sim:2s3z"
+            f"{env.spec.name} cannot be watched: only battles of the embedded simulator can be "
+            "drawn; name one of its maps, such as sim:2s3z"
         )
     return env
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from drawn import drawn, jit
 
-from majepa.agent import Executor, Majepa, Memory, act, agent_keys
+from majepa.agent import Executor, Majepa, Memory, act
+from majepa.algorithm import agent_keys
 from majepa.config import DEBUG
 from majepa.envs import make_env
 from majepa.envs.base import TimeStep
@@ -79,7 +80,7 @@ def live_alone(agent, observation, legal, is_first, keys) -> Trace:
 
     def step(memory, row):
         observation, legal, is_first, key = (leaf[None] for leaf in row)
-        action, memory = act(
+        action, _, memory = act(
             agent, memory, observation[None], legal[None], is_first, key[None], greedy=False
         )
         return memory, remember(action, memory)

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-from ..algorithm import Cadence, Decision, Experience, Metrics, Row
+from ..algorithm import Alone, Cadence, Decision, Experience, Metrics, Row, agent_keys
 from ..config import ConfigError, MappoConfig
 from ..envs.base import EnvSpec, TimeStep
-from ..nn.dists import entropy, log_prob_of, masked_log_probs, sample_index
+from ..nn.dists import entropy, log_prob_of, masked_log_probs, sample_each, sample_index
 from ..nn.layers import Linear
 from ..nn.means import masked_mean, standardise
 from ..nn.optim import apply_update, is_finite
@@ -85,6 +85,15 @@ class Memory(NamedTuple):
     sight: Sight
     actor: Float[Array, "B N W"]
     critic: Float[Array, "B N W"]
+
+
+class Own(NamedTuple):
+    """The memory of one agent that is executed alone."""
+
+    agent: Int[Array, ""]
+    last_action: Int[Array, "1 1"]
+    views: Float[Array, "1 1 F V"]
+    hidden: Float[Array, "1 1 W"]
 
 
 class Kept(NamedTuple):
@@ -196,10 +205,39 @@ class Mappo:
         logits, actor_hidden = _decide(state.actor, sight.views, step.is_first, carry.actor)
         value, critic_hidden = _decide(state.critic, sight.states, step.is_first, carry.critic)
         log_probs = masked_log_probs(logits, step.legal)
-        action = jnp.argmax(log_probs, axis=-1) if greedy else sample_index(log_probs, key)
+        keys = agent_keys(key, *step.alive.shape)
+        action = jnp.argmax(log_probs, axis=-1) if greedy else sample_each(log_probs, keys)
         kept = Kept(log_prob_of(log_probs, action), value[..., 0], carry.actor, carry.critic)
         sight = sight._replace(last_action=action)
         return Decision(action, Memory(sight, actor_hidden, critic_hidden), kept)
+
+    def executor(self, state: Learner) -> Network:
+        return state.actor
+
+    def wake(self, agent: Int[Array, ""]) -> Own:
+        memory = self.begin(1)
+        first = jax.tree.map(lambda leaf: leaf[:, :1], memory)
+        return Own(agent, first.sight.last_action, first.sight.views, first.actor)
+
+    def act_alone(
+        self,
+        executor: Network,
+        memory: Own,
+        observation: Float[Array, " O"],
+        legal: Bool[Array, " A"],
+        is_first: Bool[Array, ""],
+        key: Key[Array, ""],
+        *,
+        greedy: bool,
+    ) -> Alone:
+        starts = is_first[None]
+        last_action = jnp.where(starts[:, None], NO_ACTION, memory.last_action)
+        view = self.view(observation[None, None], last_action, memory.agent[None, None])
+        views = _push(memory.views, view, starts)
+        logits, hidden = _decide(executor, views, starts, memory.hidden)
+        log_probs = masked_log_probs(logits[0, 0], legal)
+        action = jnp.argmax(log_probs) if greedy else sample_index(log_probs, key)
+        return Alone(action, log_probs, Own(memory.agent, action[None, None], views, hidden))
 
     def update(
         self, state: Learner, data: Experience, key: Key[Array, ""]
@@ -231,14 +269,23 @@ class Mappo:
         """A world that has none repeats its state; then each agent's own view is added."""
         return self.spec.agent_state_size != self.spec.state_size
 
+    def view(
+        self,
+        observation: Float[Array, "B N O"],
+        last_action: Int[Array, "B N"],
+        agent: Int[Array, "B N"],
+    ) -> Float[Array, "B N V"]:
+        """What an actor sees: its own observation, its own last action and who it is."""
+        actions = jax.nn.one_hot(last_action, self.spec.num_actions)
+        ids = jax.nn.one_hot(agent, self.spec.num_agents)
+        return jnp.concatenate([observation, actions, ids], axis=-1)
+
     def see(self, sight: Sight, step: TimeStep) -> Sight:
         """The sight of a row, from the one before and the action taken there."""
         spec, is_first = self.spec, step.is_first
         last_action = jnp.where(is_first[:, None], NO_ACTION, sight.last_action)
         agents = jnp.broadcast_to(jnp.arange(spec.num_agents), last_action.shape)
-        actions = jax.nn.one_hot(last_action, spec.num_actions)
-        ids = jax.nn.one_hot(agents, spec.num_agents)
-        view = jnp.concatenate([step.observation, actions, ids], axis=-1)
+        view = self.view(step.observation, last_action, agents)
         state = step.agent_state
         if not self._has_agent_state:
             state = jnp.concatenate([state, view], axis=-1)

@@ -37,6 +37,13 @@ def sample_index(log_probs: Float[Array, "*b K"], key: Key[Array, ""]) -> Int[Ar
     return jax.random.categorical(key, log_probs)
 
 
+def sample_each(
+    log_probs: Float[Array, "B N *s K"], keys: Key[Array, "B N"]
+) -> Int[Array, "B N *s"]:
+    """Every agent of every environment with a key of its own."""
+    return jax.vmap(jax.vmap(sample_index))(log_probs, keys)
+
+
 def straight_through(
     log_probs: Float[Array, "*b S K"], index: Int[Array, "*b S"]
 ) -> Float[Array, "*b S K"]:

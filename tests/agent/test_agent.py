@@ -17,8 +17,8 @@ import pytest
 from drawn import drawn, jit
 from runs.counting import ACTIONS, AGENTS, FEATURES, CountingEnv
 
-from majepa.agent import Executor, Learner, Majepa, Memory, Optimizers, act, agent_keys
-from majepa.algorithm import Algorithm, Experience, Row
+from majepa.agent import Executor, Learner, Majepa, Memory, Optimizers, act
+from majepa.algorithm import Algorithm, Experience, Row, agent_keys
 from majepa.collect import begin, collect
 from majepa.config import DEBUG, PRESETS, MajepaConfig
 from majepa.envs import make_env
@@ -140,7 +140,7 @@ def acting() -> Acting:
     for row in range(6):
         observation = jnp.asarray(rng.normal(size=(4, AGENTS, FEATURES)), jnp.float32)
         keys = _keys(jax.random.key(row))
-        _, memory = _act(algorithm.executor(learner), memory, observation, legal, is_first, keys)
+        _, _, memory = _act(algorithm.executor(learner), memory, observation, legal, is_first, keys)
         is_first = jnp.zeros(4, bool)
     is_first = is_first.at[2].set(True)
     return Acting(learner, memory, observation, legal, is_first, keys)
@@ -153,7 +153,8 @@ _keys = jit(lambda key: agent_keys(key, 4, AGENTS))
 
 def decide(step: Acting, *, greedy: bool = False):
     executor = algorithm_of().executor(step.learner)
-    return (_act_greedily if greedy else _act)(executor, *step[1:])
+    action, _, memory = (_act_greedily if greedy else _act)(executor, *step[1:])
+    return action, memory
 
 
 def of_agent(memory: Memory, agent: int):

@@ -14,15 +14,15 @@ from runs.counting import CountingEnv
 from safetensors.numpy import load_file
 
 from majepa import agent
-from majepa import train as loop
+from majepa import training as loop
 from majepa.agent import Learner, Majepa
 from majepa.algorithm import Experience
 from majepa.collect import collect
 from majepa.config import DEBUG, EvaluationConfig, MajepaConfig, TrainConfig
-from majepa.evaluate import Evaluation
+from majepa.evaluation import Evaluation
 from majepa.replay import insert, sample
 from majepa.run_folder import CHECKPOINT
-from majepa.train import RunState, train
+from majepa.training import RunState, train
 
 ENV = CountingEnv(lengths=(3, 5, 4, 2), limit=5)
 ALGO = dataclasses.replace(

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "viewer": ("envs.sim", "recording"),
     "checkpoint": ("__version__",),
     "collect": ("algorithm", "envs.base"),
-    "evaluate": ("algorithm", "collect", "envs.base", "stats"),
+    "evaluation": ("algorithm", "collect", "envs.base", "stats"),
     "nn": ("config",),
     "replay": ("algorithm", "config", "envs.base"),
     "world_model": ("config", "envs.base", "nn", "replay"),
@@ -74,7 +74,7 @@ def test_arrows_go_one_way(part):
 
 def test_importing_prints_nothing_and_starts_no_device_work():
     code = (
-        "import majepa, majepa.envs, majepa.cli, majepa.train\n"
+        "import majepa, majepa.envs, majepa.cli, majepa.training\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge.backends_are_initialized()\n"
         "import sys\n"

@@ -6,7 +6,8 @@ import math
 
 from rich.console import Console
 
-from majepa.log import Averages, Clock, ConsoleLines, JsonLines, clock_time, cut_back
+from majepa.log import Averages, Clock, JsonLines, cut_back
+from majepa.progress import Lines, Panel, Remaining, clock_time
 
 
 def test_lines_are_complete_json(tmp_path):
@@ -54,8 +55,8 @@ def test_the_first_time_of_a_program_is_compilation():
 
 def test_console_lines_are_aligned_and_plain():
     text = io.StringIO()
-    sink = ConsoleLines(Console(file=text, width=60), budget=30_000)
-    sink.write({"transitions": 80, "seconds": 1.0, "updates": 1, "training/return": 2.0})
+    sink = Lines(Console(file=text, width=60), budget=30_000)
+    sink.write({"transitions": 80, "seconds": 1.0, "updates": 1, "training/return": 2.0}, None)
     sink.write(
         {
             "transitions": 5_000, "seconds": 3_723.0, "updates": 64, "learner/calls": 640,
@@ -63,10 +64,20 @@ def test_console_lines_are_aligned_and_plain():
             "evaluation/win_rate_high": 0.664, "evaluation/sampled_win_rate": 0.4375,
             "evaluation/return": 12.345, "speed/transitions_per_second": 1234.5,
             "loss/actor": -0.0123, "loss/critic": 1.5,
-        }
+        },
+        90.0,
     )  # fmt: skip
     heading, first, second = text.getvalue().splitlines()
-    for words in ("5,000 / 30,000", "50.0%", "33.6 - 66.4", "43.8%", "12.35", "1:02:03", "640"):
+    for words in (
+        "5,000 / 30,000",
+        "50.0%",
+        "33.6 - 66.4",
+        "43.8%",
+        "12.35",
+        "1:02:03",
+        "0:01:30",
+        "640",
+    ):
         assert words in second
     assert second.endswith("actor -0.0123, critic 1.5")
     for name, cell in (("win rate", "50.0%"), ("return", "12.35"), ("calls", "640")):
@@ -76,3 +87,34 @@ def test_console_lines_are_aligned_and_plain():
 
 def test_times_read_as_clocks():
     assert [clock_time(s) for s in (0, 61.9, 36_000)] == ["0:00:00", "0:01:01", "10:00:00"]
+
+
+def test_the_remaining_time_leaves_out_what_does_not_go_on():
+    left = Remaining(budget=1_000)
+    assert left.seconds is None
+    for second in range(20):  # gathering before learning: ten times as fast
+        left.add(float(second), 10 * second, learns=False)
+        assert left.seconds is None
+    for second in range(20, 90):
+        left.add(float(second), 190 + (second - 19), learns=True)
+    assert left.seconds == 1_000 - 260
+    left.add(95.0, 1_000, learns=True)
+    assert left.seconds == 0
+
+
+def test_a_terminal_shows_where_a_run_is():
+    text = io.StringIO()
+    panel = Panel(Console(file=text, force_terminal=True, width=120), budget=1_000)
+    panel.phase("compiling")
+    panel.write({
+        "transitions": 250, "seconds": 61.0, "updates": 3, "seconds/compiling": 30.0,
+        "evaluation/win_rate": 0.5, "evaluation/win_rate_low": 0.34,
+        "evaluation/win_rate_high": 0.66, "evaluation/sampled_win_rate": 0.25,
+        "evaluation/return": 9.5, "speed/collecting": 1234.5, "speed/learning": 3.2,
+        "speed/evaluating": 40.0,
+    }, 75.0)  # fmt: skip
+    panel.close()
+    shown = text.getvalue()
+    for words in ("compiling", "250 of 1,000 transitions", "50.0%", "34.0 - 66.0", "25.0%", "9.50",
+                  "1,234.5 steps/s", "3.2 calls/s", "40.0 episodes/s", "0:00:30", "about 0:01:15"):  # fmt: skip
+        assert words in shown, words

@@ -10,13 +10,13 @@ import pytest
 from counting import CountingEnv, FakeAlgorithm
 from safetensors.numpy import load_file
 
-from majepa import train as loop
+from majepa import training as loop
 from majepa.config import MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
 from majepa.envs import make_env
 from majepa.envs.base import EnvError
-from majepa.evaluate import Evaluation
+from majepa.evaluation import Evaluation
 from majepa.run_folder import CHECKPOINT, new_folder, read_config
-from majepa.train import TrainError, make_algorithm, train
+from majepa.training import TrainError, make_algorithm, train
 
 ENV = CountingEnv(lengths=(3, 5, 2))
 ALGORITHM = FakeAlgorithm()

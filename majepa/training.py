@@ -28,7 +28,7 @@ from .collect import Counts, Stream, begin, check_health, collect
 from .config import AlgorithmConfig, ConfigError, MajepaConfig, MappoConfig, TrainConfig
 from .envs.base import Env, EnvSpec
 from .envs.make import make_env
-from .evaluate import EVALUATION_SEED, Evaluation, evaluate
+from .evaluation import EVALUATION_SEED, Evaluation, evaluate
 from .log import Averages, Clock, JsonLines, cut_back, episode_records, evaluation_metrics
 from .progress import Remaining, clock_time, make_progress
 from .run_folder import (

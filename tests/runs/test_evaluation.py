@@ -7,7 +7,7 @@ import pytest
 from counting import CountingEnv, FakeAlgorithm
 
 from majepa.envs.base import EnvError
-from majepa.evaluate import _play, evaluate
+from majepa.evaluation import _play, evaluate
 from majepa.stats import wilson
 
 

@@ -1,0 +1,107 @@
+"""What scripts use: train a run, judge it, load its agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from .config import ConfigError, TrainConfig, from_json, to_json
+from .config import preset as make_config
+from .envs.base import Env
+from .evaluation import EVALUATION_SEED, Evaluation
+from .evaluation import evaluate as play_episodes
+from .log import JsonLines, episode_records
+from .run_folder import EVALUATIONS
+from .team import OpenRun, Policy, open_run
+from .training import Result
+from .training import train as run_training
+
+
+def load(run: str | Path, checkpoint: str = "last") -> Policy:
+    """The agents of a trained run; `act` is one agent's decentralised step."""
+    return Policy(open_run(Path(run), checkpoint))
+
+
+def train(
+    algorithm: str = "majepa",
+    env: str | Env = "sim:3m",
+    *,
+    preset: str | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Result:
+    """Train a run to its budget, as `majepa train` does.
+
+    `overrides` maps names of settings, such as "algo.imagination.horizon", to values.
+    """
+    name = env if isinstance(env, str) else env.spec.name
+    chosen: dict[str, Any] = {"seed": seed, **(overrides or {})}
+    if steps is not None:
+        chosen["steps"] = steps
+    config = with_overrides(make_config(algorithm, preset, name), chosen)
+    world = None if isinstance(env, str) else env
+    return run_training(config, None if folder is None else Path(folder), env=world)
+
+
+def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """A config in which single settings, named with dots, have other values."""
+    data = to_json(config)
+    for name, value in overrides.items():
+        *groups, field = name.split(".")
+        part = data
+        for group in groups:
+            part = part.get(group) if isinstance(part, dict) else None
+        if not isinstance(part, dict) or field not in part:
+            raise ConfigError(f"there is no setting {name!r}; `majepa train --help` lists them")
+        part[field] = list(value) if isinstance(value, tuple) else value
+    return from_json(data)
+
+
+class Judgement(NamedTuple):
+    """How good a run is: the same episodes with argmax and with sampled actions."""
+
+    argmax: Evaluation
+    sampled: Evaluation
+    transitions: int
+
+
+def evaluate(
+    run: str | Path | OpenRun,
+    *,
+    episodes: int = 100,
+    seed: int = EVALUATION_SEED,
+    checkpoint: str = "last",
+) -> Judgement:
+    """Play fresh episodes with the agents of a run, and keep every one in its folder."""
+    if episodes < 1:
+        raise ConfigError(f"episodes is {episodes}; it must be one or more")
+    folder = None if isinstance(run, OpenRun) else Path(run)
+    opened = run if isinstance(run, OpenRun) else open_run(Path(run), checkpoint)
+    results = [
+        play_episodes(
+            opened.algorithm,
+            opened.env,
+            opened.state.learner,
+            episodes=episodes,
+            key=jax.random.key(seed),
+            greedy=greedy,
+        )
+        for greedy in (True, False)
+    ]
+    if folder is not None:
+        file = JsonLines(folder / EVALUATIONS)
+        common = {
+            "transitions": opened.state.transitions,
+            "kind": "asked",
+            "seed": seed,
+            "checkpoint": checkpoint,
+        }
+        for result in results:
+            file.write_all(episode_records(result, **common))
+        file.close()
+    return Judgement(results[0], results[1], opened.state.transitions)
