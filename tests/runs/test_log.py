@@ -115,6 +115,8 @@ def test_a_terminal_shows_where_a_run_is():
     }, 75.0)  # fmt: skip
     panel.close()
     shown = text.getvalue()
-    for words in ("compiling", "250 of 1,000 transitions", "50.0%", "34.0 - 66.0", "25.0%", "9.50",
-                  "1,234.5 steps/s", "3.2 calls/s", "40.0 episodes/s", "0:00:30", "about 0:01:15"):  # fmt: skip
+    for words in (
+        "compiling", "250 of 1,000 transitions", "50.0%", "34.0 - 66.0", "25.0%", "9.50",
+        "1,234.5 steps/s", "3.2 calls/s", "40.0 episodes/s", "0:00:30", "about 0:01:15",
+    ):  # fmt: skip
         assert words in shown, words
