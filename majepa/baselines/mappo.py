@@ -221,8 +221,8 @@ class Mappo:
 
         state, of_steps = jax.lax.scan(epoch, state, jax.random.split(key, self.config.epochs))
         metrics = {**jax.tree.map(jnp.mean, of_steps), **of_rollout}
-        is_finite = jnp.isfinite(metrics["actor/gradient_norm"] + metrics["critic/gradient_norm"])
-        bad = jnp.where(is_finite, 0, state.nonfinite_in_a_row + 1)
+        is_good = jnp.isfinite(metrics["actor/gradient_norm"] + metrics["critic/gradient_norm"])
+        bad = jnp.where(is_good, 0, state.nonfinite_in_a_row + 1)
         metrics["nonfinite_in_a_row"] = bad.astype(jnp.float32)
         return state._replace(nonfinite_in_a_row=bad), metrics
 
