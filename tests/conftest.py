@@ -7,14 +7,6 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share compiled programs run in one process."""
-    for item in items:
-        folder = item.path.parent
-        shared = folder if folder.name == "world_model" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(shared)))
-
-
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from drawn import drawn, jit
 
-from majepa.nn.layers import MLP, Linear, RMSNorm, along, cast, count_parameters, product, spread
+from majepa.nn.layers import MLP, Linear, RMSNorm, add_bias, cast, count_parameters, product, spread
 
 
 def normals(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -119,7 +119,7 @@ class TestMLP:
         def apart(mlp, x):
             first = mlp.linears[0]
             parts = product(x[:, :1], first.weight[:1]) + product(x[:, 1:], first.weight[1:])
-            return mlp.after_first(along(first.bias, parts))
+            return mlp.after_first(add_bias(first.bias, parts))
 
         np.testing.assert_allclose(apart(mlp, x), call(mlp, x), rtol=1e-5, atol=1e-5)
 
@@ -188,5 +188,5 @@ def all_equations(jaxpr):
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
 def test_a_bias_meets_the_last_axis(lead):
     bias, x = normals(4, seed=1), normals(*lead, 4)
-    np.testing.assert_allclose(along(jnp.asarray(bias), jnp.asarray(x)), x + bias, rtol=1e-6)
+    np.testing.assert_allclose(add_bias(jnp.asarray(bias), jnp.asarray(x)), x + bias, rtol=1e-6)
     assert spread(jnp.asarray(bias), x.ndim).shape == (*(1 for _ in lead), 4)
