@@ -8,10 +8,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.numpy import zeros
 
 from majepa import checks, cli, doctor, machine
 from majepa.checks import Check, Device, Memory, Played, RunSize
-from majepa.config import MajepaConfig, preset
+from majepa.config import preset
 from majepa.doctor import Run
 from majepa.envs.make import make_env
 from majepa.run_size import run_size, state_size
@@ -22,16 +23,6 @@ GPU = Device("gpu", "NVIDIA H200", Memory(100 * 10**9, 90 * 10**9))
 PLENTY = Memory(10**12, 10**12)
 SEEN_GPU = "GPU 0: NVIDIA H200"
 RUN = RunSize({"parameters": 10**9, "optimizers": 2 * 10**9, "replay": 7 * 10**9}, 700_000)
-
-
-def with_few_layers(config: MajepaConfig) -> MajepaConfig:
-    """The same parts, quicker to compile."""
-    return dataclasses.replace(
-        config,
-        local=dataclasses.replace(config.local, layers=1),
-        joint=dataclasses.replace(config.joint, layers=1, horizons=(1,)),
-        policy=dataclasses.replace(config.policy, critic_layers=1),
-    )
 
 
 class TestPython:
@@ -155,13 +146,15 @@ class TestRunMemory:
         assert check.state == checks.check_host_memory(None).state == "note"
 
     @pytest.mark.parametrize("algorithm", ["majepa", "mappo"])
-    def test_the_estimate_is_what_a_run_holds(self, algorithm):
+    def test_the_estimate_is_what_a_run_holds(self, algorithm, monkeypatch):
+        # Which numbers weights begin with does not matter, and drawing them takes long to compile.
+        monkeypatch.setattr(
+            jax.random, "truncated_normal", lambda _key, _a, _b, shape: zeros(shape)
+        )
+        monkeypatch.setattr(jax.random, "normal", lambda _key, shape: zeros(shape))
         config = preset(algorithm, "debug")
-        if algorithm == "majepa":
-            config = dataclasses.replace(config, algo=with_few_layers(config.algo))
         env = make_env(config.env)
-        begin = jax.jit(_fresh(config, make_algorithm(config, env.spec), env)).lower()
-        state = begin.compile({"xla_backend_optimization_level": 0})()
+        state = jax.jit(_fresh(config, make_algorithm(config, env.spec), env))()
         estimate = run_size(config)
         assert estimate.total == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         assert estimate == state_size(state)
