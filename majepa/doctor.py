@@ -44,11 +44,7 @@ class Run:
 
     @property
     def smaller_preset(self) -> str | None:
-        is_large = "small" in PRESETS[self.algorithm] and self.preset not in (
-            None,
-            "small",
-            "debug",
-        )
+        is_large = self.preset == "paper" and "small" in PRESETS[self.algorithm]
         return "small" if is_large else None
 
 
