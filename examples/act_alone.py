@@ -1,6 +1,6 @@
 """Agents of a run in SMAC's own interface, each deciding from nothing but what it sees itself.
 
-    python examples/act_alone.py runs/majepa-3m-0-1
+python examples/act_alone.py runs/majepa-3m-0-1
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Train a small run, judge it on other battles than the usual ones, and look at its log.
 
-    python examples/train_and_judge.py runs/first
+python examples/train_and_judge.py runs/first
 """
 
 import json

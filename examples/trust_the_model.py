@@ -1,6 +1,6 @@
 """How far a world model can be trusted: its own predictions against what happened, by horizon.
 
-    python examples/trust_the_model.py runs/majepa-3m-0-1
+python examples/trust_the_model.py runs/majepa-3m-0-1
 """
 
 import json

@@ -1,6 +1,6 @@
 """Record battles of a run, keep the best one, and make a page and a video of it.
 
-    python examples/watch_and_keep.py runs/majepa-3m-0-1
+python examples/watch_and_keep.py runs/majepa-3m-0-1
 """
 
 import sys

@@ -125,6 +125,29 @@ def evaluate(
           f"return {result.sampled.mean_return:.2f}")  # fmt: skip
 
 
+@app.command(name="doctor")
+def doctor(
+    algorithm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGORITHM")] = "majepa",
+    preset: str | None = None,
+    env: str = "sim:3m",
+    steps: int | None = None,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Check this machine for a run: versions, devices, memory, disk, a battle; exit code 1 if bad.
+
+    Args:
+        algorithm: Of the run to check for: majepa or mappo.
+        preset: As `majepa train` takes it.
+        env: As `majepa train` takes it.
+        steps: As `majepa train` takes it; the budget of the preset and map if not given.
+        as_json: Print JSON, for programs.
+    """
+    from .doctor import Run
+    from .doctor import doctor as check
+
+    sys.exit(check(Run(algorithm, preset, env, steps), as_json=as_json))
+
+
 @app.command(name="train")
 def _train_entry() -> None:
     """Train agents: MA-JEPA by default, `majepa train mappo` for MAPPO; `--resume RUN` goes on."""

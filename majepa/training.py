@@ -162,8 +162,13 @@ def load_run(
     which: Path = CHECKPOINT,
 ) -> RunState:
     """The state of a run as one of its checkpoints holds it."""
-    shapes = jax.eval_shape(_fresh(config, algorithm, env))
+    shapes = run_shapes(config, algorithm, env)
     return checkpoint.load(folder / which, shapes._replace(transitions=0, updates=0))
+
+
+def run_shapes(config: TrainConfig, algorithm: Algorithm, env: Env) -> RunState:
+    """The state of a run as shapes and types alone; nothing is computed or allocated."""
+    return jax.eval_shape(_fresh(config, algorithm, env))
 
 
 def memory(learner: Any) -> dict[str, int]:

@@ -11,7 +11,11 @@ ROOT = Path(__file__).parents[1] / "examples"
 SMALL = {
     "preset": "debug",
     "steps": 400,
-    "overrides": {"evaluation.every": 160, "evaluation.episodes": 4, "evaluation.final_episodes": 4},
+    "overrides": {
+        "evaluation.every": 160,
+        "evaluation.episodes": 4,
+        "evaluation.final_episodes": 4,
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""Killed at any moment, a run goes on from a complete checkpoint and ends as if nothing had been."""
+"""Killed at any moment, a run goes on from a complete checkpoint and ends as it would have."""
 
 import os
 import random

@@ -1,0 +1,139 @@
+"""What `majepa doctor` looks at: the packages, devices and memory of this very machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from .checks import Device, Memory, Played
+
+CUDA_PLUGIN = re.compile(r"jax-cuda\d+-(plugin|pjrt)")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def installed_packages() -> dict[str, str]:
+    """Versions by name, in the spelling that all names are compared in."""
+    return {
+        canonicalize_name(distribution.name): distribution.version
+        for distribution in importlib.metadata.distributions()
+    }
+
+
+def cuda_plugins(installed: Mapping[str, str]) -> dict[str, str]:
+    """Versions of the packages that bring CUDA to JAX."""
+    return {name: installed[name] for name in installed if CUDA_PLUGIN.fullmatch(name)}
+
+
+def nvidia_gpu() -> str | None:
+    """By what an NVIDIA GPU shows, if there is one."""
+    if shutil.which("nvidia-smi"):
+        try:
+            answer = subprocess.run(
+                ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        else:
+            if answer.returncode == 0 and answer.stdout.startswith("GPU "):
+                return answer.stdout.splitlines()[0].partition(" (UUID")[0]
+    for place in (Path("/dev/nvidia0"), Path("/proc/driver/nvidia/gpus")):
+        if place.exists():
+            return str(place)
+    return None
+
+
+def jax_devices() -> list[Device]:
+    """Those that JAX computes on; starts its backend."""
+    import jax
+
+    devices = []
+    for device in jax.local_devices():
+        stats = device.memory_stats() if device.platform != "cpu" else None
+        memory = None
+        if stats and "bytes_limit" in stats:
+            total = stats["bytes_limit"]
+            memory = Memory(total, total - stats.get("bytes_in_use", 0))
+        devices.append(Device(device.platform, device.device_kind, memory))
+    return devices
+
+
+def host_memory() -> Memory | None:
+    """Of the machine, or of the container if that may have less."""
+    table = Path("/proc/meminfo")
+    if table.exists():
+        numbers = _numbers(table)
+        memory = Memory(1024 * numbers["MemTotal"], 1024 * numbers["MemAvailable"])
+        return _within_container(memory)
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names:
+        # What is available is not told here; most of it can be taken.
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Memory(total, total)
+    return None
+
+
+def _within_container(memory: Memory) -> Memory:
+    limit = CGROUP / "memory.max"
+    if not limit.exists() or not limit.read_text().strip().isdigit():
+        return memory
+    total = int(limit.read_text())
+    # Cached files go when memory is asked for.
+    used = int((CGROUP / "memory.current").read_text())
+    used -= _numbers(CGROUP / "memory.stat").get("inactive_file", 0)
+    return Memory(min(memory.total, total), min(memory.available, max(0, total - used)))
+
+
+def _numbers(table: Path) -> dict[str, int]:
+    """Lines such as `MemTotal: 123 kB` as numbers by name."""
+    rows = (line.replace(":", " ").split() for line in table.read_text().splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def ffmpeg() -> str | None:
+    """The program that writes .mp4."""
+    try:
+        import imageio_ffmpeg
+
+        return imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError):
+        return None
+
+
+def play_3m(num_envs: int = 256, steps: int = 20) -> Played:
+    """Random legal actions in the simulator, compiled as one program."""
+    import jax
+    import jax.numpy as jnp
+
+    from .envs.make import make_env
+
+    env = make_env("sim:3m")
+
+    def advance(carry, key):
+        state, row = carry
+        state, row = env.step(state, jax.random.categorical(key, jnp.log(row.legal * 1.0)))
+        finite = jnp.isfinite(row.observation).all() & jnp.isfinite(row.reward).all()
+        return (state, row), (finite, row.legal.any(-1).all())
+
+    def play(key):
+        key_reset, key_act = jax.random.split(key)
+        begun = env.reset(jax.random.split(key_reset, num_envs))
+        _, shown = jax.lax.scan(advance, begun, jax.random.split(key_act, steps))
+        return jax.tree.map(jnp.all, shown)
+
+    key = jax.random.key(0)
+    started = time.perf_counter()
+    program = jax.jit(play).lower(key).compile()
+    compiled = time.perf_counter()
+    jax.block_until_ready(program(key))
+    warm = time.perf_counter()
+    finite, legal = jax.device_get(program(key))
+    seconds = time.perf_counter() - warm
+    return Played(bool(finite), bool(legal), num_envs * steps / seconds, compiled - started)

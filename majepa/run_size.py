@@ -1,0 +1,47 @@
+"""How much memory the state of a run will take, known before anything is allocated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from .checks import RunSize
+from .config import TrainConfig
+from .envs.make import make_env
+from .training import RunState, make_algorithm, run_shapes
+
+PART_OF: Mapping[str, str] = {
+    "params": "parameters",
+    "target_encoder": "parameters",
+    "actor": "parameters",
+    "critic": "parameters",
+    "optimizers": "optimizers",
+    "actor_optimizer": "optimizers",
+    "critic_optimizer": "optimizers",
+    "replay": "replay",
+}
+"""What the fields of a learner count as; any other is `other`."""
+
+
+def run_size(config: TrainConfig) -> RunSize:
+    """Of the run that a config describes. What its learner computes on the way comes on top."""
+    env = make_env(config.env)
+    return state_size(run_shapes(config, make_algorithm(config, env.spec), env))
+
+
+def state_size(state: RunState) -> RunSize:
+    """Of a state, whose leaves may be shapes alone."""
+    parts: Counter[str] = Counter()
+    for field, value in state.learner._asdict().items():
+        parts[PART_OF.get(field, "other")] += _bytes(value)
+    parts["environments"] = _bytes(state.stream)
+    parts["other"] += _bytes((state.key, state.transitions, state.updates))
+    replay = getattr(state.learner, "replay", None)
+    return RunSize(dict(parts), replay.rows * replay.num_envs if replay is not None else 0)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
