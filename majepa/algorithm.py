@@ -133,7 +133,9 @@ def agent_keys(key: Key[Array, ""], num_envs: int, num_agents: int) -> Key[Array
     return each(key, jnp.arange(num_envs), jnp.arange(num_agents))
 
 
-def agent_key(key: Key[Array, ""], env: Int[Array, ""], agent: Int[Array, ""]) -> Key[Array, ""]:
+def agent_key(
+    key: Key[Array, ""], env: Int[Array, ""] | int, agent: Int[Array, ""] | int
+) -> Key[Array, ""]:
     return jax.random.fold_in(jax.random.fold_in(key, env), agent)
 
 

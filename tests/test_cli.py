@@ -156,30 +156,69 @@ def test_settings_that_cannot_be_used(arguments, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("algorithm", ["mappo", pytest.param("majepa", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["mappo", "majepa"])
 def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
     run = tmp_path / "run"
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
+
+    def succeeds(*arguments: str) -> str:
+        result = majepa(*arguments, **cache)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def fails(*arguments: str) -> str:
+        result = majepa(*arguments, **cache)
+        assert result.returncode == 2 and len(result.stderr.splitlines()) == 1, result.stderr
+        return result.stderr
+
     arguments = (
         algorithm, "--preset", "debug", "--steps", "240", "--out", str(run),
         "--evaluation.every", "80", "--evaluation.episodes", "8",
-        "--evaluation.final-episodes", "8",
+        "--evaluation.final-episodes", "8", "--log.tensorboard",
     )  # fmt: skip
-    result = majepa("train", *arguments, "--minutes", "1e-4", **cache)
-    assert result.returncode == 0, result.stderr
-    assert "stopped early at" in result.stdout and "time limit" in result.stdout
-    assert f"majepa train --resume {run}" in result.stdout
-    again = majepa("train", *arguments, **cache)
-    assert again.returncode == 2 and "--resume" in again.stderr
-    other = majepa("train", "--resume", str(run), "--seed", "1", **cache)
-    assert other.returncode == 2 and "seed = 0, not 1" in other.stderr
-    rest = majepa("train", "--resume", str(run), **cache)
-    assert rest.returncode == 0, rest.stderr
-    assert "(argmax actions)" in rest.stdout and "over 8 episodes" in rest.stdout
-    assert "stopped early" not in rest.stdout
+    said = succeeds("train", *arguments, "--minutes", "1e-4")
+    assert "stopped early at" in said and "time limit" in said
+    assert f"majepa train --resume {run}" in said
+    assert "--resume" in fails("train", *arguments)
+    assert "seed = 0, not 1" in fails("train", "--resume", str(run), "--seed", "1")
+    said = succeeds("train", "--resume", str(run))
+    assert "(argmax actions)" in said and "over 8 episodes" in said
+    assert "stopped early" not in said
+    assert f"report       {run / 'report.html'}" in said
+    assert f"battle       {run / 'replays' / 'final.html'}" in said
     assert {path.name for path in run.iterdir()} == {
-        "checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl", "versions.json",
+        "checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl", "replays",
+        "report.html", "tensorboard", "versions.json",
     }  # fmt: skip
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {
+        "last.safetensors", "best.safetensors",
+    }  # fmt: skip
+
+    judged = json.loads(succeeds("evaluate", str(run), "--episodes", "4", "--json"))
+    assert judged["episodes"] == 4 and 0 <= judged["argmax"] <= 1
+    last = (run / "evaluations.jsonl").read_text().splitlines()[-8:]
+    assert {json.loads(line)["kind"] for line in last} == {"asked"}
+    said = succeeds("evaluate", str(run), "--checkpoint", "best", "--seed", "3", "--episodes", "2")
+    assert "best checkpoint" in said and "over 2 episodes" in said
+    page = tmp_path / "battle.html"
+    assert f"wrote {page}" in succeeds("watch", str(run), "--seed", "4", "--out", str(page))
+    assert algorithm in page.read_text()
+    assert "argmax or sampled" in fails("watch", str(run), "--policy", "nearest")
+    assert "iframe" in Path(succeeds("report", str(run)).strip()).read_text()
+
+    copy = tmp_path / "copy"
+    said = succeeds("train", "--config", str(run / "config.json"), "--out", str(copy),
+                    "--seed", "1", "--minutes", "1e-4")  # fmt: skip
+    stored = json.loads((copy / "config.json").read_text())
+    assert stored["seed"] == 1 and stored["steps"] == 240
+    (run / "checkpoints" / "last.safetensors").write_bytes(b"nonsense")
+    assert "is no complete checkpoint" in fails("evaluate", str(run))
+    assert "is no complete checkpoint" in fails("train", "--resume", str(run))
+    stored["algo"]["from_the_future"] = 1
+    (copy / "config.json").write_text(json.dumps(stored))
+    (copy / "versions.json").write_text(json.dumps({"majepa": "9.9"}))
+    assert "written by majepa 9.9" in fails("evaluate", str(copy))

@@ -121,7 +121,8 @@ def test_a_crowded_battle_runs_alone_as_in_a_batch(map_name, key):
             assert_close(row, batch_slice(batch_row, index))
 
 
-@pytest.mark.parametrize("map_name", ["2s3z", pytest.param("2c_vs_64zg", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("map_name", ["2s3z", "2c_vs_64zg"])
 def test_compiled_equals_not_compiled(map_name, key):
     reset, step, policy = compiled(map_name)
     state, row = reset(jax.random.split(key, 2))
