@@ -60,7 +60,7 @@ class WeightsAndBiases:
         self._run.log(_scalars(record), step=record["transitions"])
 
     def close(self) -> None:
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
