@@ -47,7 +47,7 @@ class Signal:
             observation=seen, legal=jnp.ones((batch, 2, 3), bool), alive=everybody,
             agent_state=jnp.zeros((batch, 2, 1)), state=jnp.zeros((batch, 1)),
             reward=won.astype(jnp.float32), is_first=~state.is_over, is_last=state.is_over,
-            is_terminal=state.is_over, won=won,
+            is_terminal=state.is_over, won=won, info={},
         )  # fmt: skip
 
 
