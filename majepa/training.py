@@ -276,8 +276,8 @@ class _Run:
             f"{verb}; budget {config.steps:,} transitions; folder {self.folder}"
         )
         sizes = memory(state.learner)
-        held = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in sizes.items())
-        self.progress.say(f"memory in MB: {held}")
+        held = ", ".join(f"{name} {size / 1e6:,.2f}" for name, size in sizes.items())
+        self.progress.say(f"memory: {sum(sizes.values()) / 1e6:,.1f} MB ({held})")
         if self.has_budget(state):
             self.progress.say("compiling; the first line follows the first batch")
 
