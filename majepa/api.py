@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +16,17 @@ from .evaluation import EVALUATION_SEED, Evaluation
 from .evaluation import evaluate as play_episodes
 from .log import JsonLines, episode_records
 from .run_folder import EVALUATIONS
-from .team import OpenRun, Policy, open_run
+from .team import Policy, open_run
 from .training import Result
 from .training import train as run_training
 
 
-def load(run: str | Path, checkpoint: str = "last") -> Policy:
-    """The agents of a trained run; `act` is one agent's decentralised step."""
-    return Policy(open_run(Path(run), checkpoint))
+def load(run: str | Path, checkpoint: str = "last", *, env: Env | None = None) -> Policy:
+    """The agents of a trained run; `act` is one agent's decentralised step.
+
+    `env` is the world of a run whose name alone does not lead to one.
+    """
+    return Policy(open_run(Path(run), checkpoint, env=env))
 
 
 def train(
@@ -35,7 +39,7 @@ def train(
     folder: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train a run to its budget, as `majepa train` does.
+    """Train a run to its budget, as `majepa train` does; a report is made by `majepa report`.
 
     `overrides` maps names of settings, such as "algo.imagination.horizon", to values.
     """
@@ -71,17 +75,18 @@ class Judgement(NamedTuple):
 
 
 def evaluate(
-    run: str | Path | OpenRun,
+    run: str | Path,
     *,
     episodes: int = 100,
     seed: int = EVALUATION_SEED,
     checkpoint: str = "last",
+    env: Env | None = None,
 ) -> Judgement:
     """Play fresh episodes with the agents of a run, and keep every one in its folder."""
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be one or more")
-    folder = None if isinstance(run, OpenRun) else Path(run)
-    opened = run if isinstance(run, OpenRun) else open_run(Path(run), checkpoint)
+    folder = Path(run)
+    opened = open_run(folder, checkpoint, env=env)
     results = [
         play_episodes(
             opened.algorithm,
@@ -93,15 +98,17 @@ def evaluate(
         )
         for greedy in (True, False)
     ]
-    if folder is not None:
+    common = {
+        "transitions": opened.state.transitions,
+        "kind": "asked",
+        "seed": seed,
+        "checkpoint": checkpoint,
+    }
+    try:
         file = JsonLines(folder / EVALUATIONS)
-        common = {
-            "transitions": opened.state.transitions,
-            "kind": "asked",
-            "seed": seed,
-            "checkpoint": checkpoint,
-        }
         for result in results:
             file.write_all(episode_records(result, **common))
         file.close()
+    except OSError as error:
+        warnings.warn(f"the episodes are not kept: {error}", stacklevel=2)
     return Judgement(results[0], results[1], opened.state.transitions)

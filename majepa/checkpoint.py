@@ -177,10 +177,7 @@ def load(path: Path, like: Any) -> Any:
         for name, leaf in wanted.items():
             array = file.get_tensor(name)
             if _checksum(array) != header["checksums"].get(name):
-                raise CheckpointError(
-                    f"{path} is damaged: leaf {name!r} is not what was written; "
-                    "go on from another checkpoint of the run, or start it again"
-                )
+                raise CheckpointError(f"{path} is damaged: leaf {name!r} is not what was written")
             leaves.append(_restore(path, name, array, header["keys"].get(name), leaf))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

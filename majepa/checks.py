@@ -115,7 +115,7 @@ def check_backend(
         return Check("jax", "note", seen, f"unset {hiding.partition('=')[0]} to use the GPU")
     seen = f"COMPUTES ON THE CPU although the machine has an NVIDIA GPU ({gpu})"
     if not plugins:
-        fix = "`uv run --extra cuda majepa ...`, or `pip install 'majepa[cuda]'`"
+        fix = "`uv run --extra cuda majepa ...`, or `pip install '.[cuda]'`"
     else:
         fix = (
             f"{_listed(plugins)} found no GPU to use: CUDA 13 needs driver 580 or newer "
@@ -128,9 +128,7 @@ def fix_of_start(variables: Mapping[str, str]) -> str:
     """What to do when JAX finds no backend at all."""
     platforms = variables.get("JAX_PLATFORMS")
     if platforms:
-        return (
-            f"unset JAX_PLATFORMS, or install what {platforms} needs (`pip install 'majepa[cuda]'`)"
-        )
+        return f"unset JAX_PLATFORMS, or install what {platforms} needs (`pip install '.[cuda]'`)"
     return "`pip install --upgrade --force-reinstall jax jaxlib`"
 
 

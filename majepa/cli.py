@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import sys
@@ -74,17 +73,27 @@ def report(run: Annotated[Path, tyro.conf.Positional], out: Path | None = None) 
         out: Write the page here instead of RUN/report.html.
     """
     from .report import write_report
+    from .run_folder import newest_checkpoint
 
+    if newest_checkpoint(run) is not None and not (run / BATTLE).is_file():
+        try:
+            record_battle(run)
+        except (EnvError, OSError, RuntimeError, ValueError) as error:
+            print(f"majepa: without a battle: {error}", file=sys.stderr)
     print(write_report(run, _battle(run), out=out))
 
 
 def _battle(run: Path) -> str | None:
     """The viewer of the battle that was recorded when a run ended, if there is one."""
-    from .recording import read
+    from .recording import RecordingError, read
     from .viewer.page import embed
 
     kept = run / BATTLE
-    return embed(read(kept)) if kept.is_file() else None
+    try:
+        return embed(read(kept)) if kept.is_file() else None
+    except RecordingError as error:
+        print(f"majepa: without a battle: {error}", file=sys.stderr)
+        return None
 
 
 @app.command(name="evaluate")
@@ -193,16 +202,23 @@ def train(arguments: Sequence[str]) -> None:
 def print_pages(folder: Path) -> None:
     """Record a battle of the trained agents, write the report, and say where both are."""
     from .report import write_report
+
+    try:
+        record_battle(folder)
+        print(f"battle       {folder / BATTLE_PAGE}")
+        print(f"watch it     majepa watch {folder}")
+    except (EnvError, OSError, RuntimeError) as error:
+        print(f"no battle    {error}")
+    print(f"report       {write_report(folder, _battle(folder))}")
+
+
+def record_battle(folder: Path) -> None:
+    """Let the agents of a run fight once, and keep it as a recording and as a page."""
     from .watch import play_run, show
 
-    with contextlib.suppress(EnvError):
-        recording = play_run(folder, "argmax", 0)
-        quiet = Console(quiet=True)
-        for name in (BATTLE, BATTLE_PAGE):
-            show(recording, folder / name, console=quiet)
-        print(f"battle       {folder / BATTLE_PAGE}")
-    print(f"report       {write_report(folder, _battle(folder))}")
-    print(f"watch it     majepa watch {folder}")
+    recording = play_run(folder, "argmax", 0)
+    for name in (BATTLE, BATTLE_PAGE):
+        show(recording, folder / name, console=Console(quiet=True))
 
 
 def parse_train(arguments: Sequence[str]) -> TrainCommand:

@@ -21,11 +21,15 @@ LATEST = ("learner/", "nonfinite_in_a_row")
 
 
 class JsonLines:
-    """A file that grows by one object per line; every line is on disk when `write` returns."""
+    """A file that grows by one object per line; a line is out of our hands when `write` returns."""
 
     def __init__(self, path: Path):
         self._path = path
+        kept = path.read_bytes() if path.is_file() else b""
+        is_torn = kept != b"" and not kept.endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
+        if is_torn:
+            self._file.write("\n")
 
     def write(self, record: Mapping[str, Any]) -> None:
         self.write_all([record])

@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .log import Clock
+
 LOSSES = ("loss/model", "loss/actor", "loss/critic", "loss/critic_imagined")
 """Losses that lines show, where an algorithm reports them."""
 WINDOW = 60.0
@@ -69,8 +71,8 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-def make_progress(console: Console, budget: int) -> Progress:
-    return Panel(console, budget) if console.is_terminal else Lines(console, budget)
+def make_progress(console: Console, budget: int, clock: Clock) -> Progress:
+    return Panel(console, budget, clock) if console.is_terminal else Lines(console, budget)
 
 
 class Lines:
@@ -116,26 +118,26 @@ class Lines:
 class Panel:
     """The present state at the bottom of a terminal; evaluations scroll by above it."""
 
-    def __init__(self, console: Console, budget: int) -> None:
+    def __init__(self, console: Console, budget: int, clock: Clock) -> None:
         self._budget = budget
+        self._clock = clock
         self._phase = "starting"
         self._transitions = 0
         self._remaining: float | None = None
         self._seen: dict[str, Any] = {}
-        self._live = Live(self._picture(), console=console, refresh_per_second=4, transient=True)
+        self._live = Live(
+            get_renderable=self._picture, console=console, refresh_per_second=4, transient=True
+        )
         self._live.start()
 
     def say(self, text: str) -> None:
         self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def phase(self, name: str) -> None:
-        if name != self._phase:
-            self._phase = name
-            self._live.update(self._picture())
+        self._phase = name
 
     def moved(self, transitions: int, remaining: float | None) -> None:
         self._transitions, self._remaining = transitions, remaining
-        self._live.update(self._picture())
 
     def write(self, record: Mapping[str, Any], remaining: float | None) -> None:
         self._seen |= record
@@ -148,6 +150,7 @@ class Panel:
         self.moved(record["transitions"], remaining)
 
     def close(self) -> None:
+        self._live.refresh()
         self._live.stop()
 
     def _picture(self) -> RenderableType:
@@ -171,15 +174,15 @@ class Panel:
             "collecting",
             _rate(seen, "speed/collecting", "steps/s"),
             "learning",
-            _rate(seen, "speed/learning", "calls/s"),
+            _rate(seen, "speed/learning", "updates/s"),
             "evaluating",
             _rate(seen, "speed/evaluating", "episodes/s"),
         )
         facts.add_row(
             "elapsed",
-            clock_time(seen.get("seconds", 0.0)),
-            "compiling",
-            clock_time(seen.get("seconds/compiling", 0.0)),
+            clock_time(self._clock.elapsed),
+            "compiled for",
+            clock_time(self._clock.phases["compiling"]),
             "left",
             "measuring" if self._remaining is None else f"about {clock_time(self._remaining)}",
         )

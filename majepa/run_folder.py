@@ -61,19 +61,29 @@ def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
             f"{folder} was started with {name} = {before!r}, not {now!r}; "
             "a run continues with its own settings"
         )
-    recorded = _read_json(folder / VERSIONS).get("environment_version", spec.version)
+    require_same_world(folder, spec)
+
+
+def require_same_world(folder: Path, spec: EnvSpec) -> None:
+    """Refuse a run that was made under other rules than those of this version."""
+    stored = _read_json(folder / VERSIONS) if _has(folder, VERSIONS) else {}
+    recorded = stored.get("environment_version", spec.version)
     if recorded != spec.version:
         raise EnvError(
             f"{folder} was started in version {recorded} of {spec.name}, this is {spec.version}; "
-            "start a new run, or continue with the majepa that it was started with"
+            "start a new run, or use the majepa that it was started with"
         )
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run was saved before it ended; leftovers of a save that was killed are removed."""
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint of a run, the best one where that is missing, or none."""
+    return next((path for path in (CHECKPOINT, BEST) if (folder / path).is_file()), None)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a save that was killed left behind; nobody else may be saving now."""
     for partial in (folder / CHECKPOINT).parent.glob(".*.safetensors.*"):
         partial.unlink()
-    return (folder / CHECKPOINT).exists()
 
 
 def read_config(folder: Path) -> TrainConfig:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .config import ConfigError, TrainConfig, to_json
+from .config import ConfigError, LogConfig, TrainConfig, to_json
 
 
 @runtime_checkable
@@ -20,6 +20,16 @@ class Sink(Protocol):
     def write(self, record: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
+
+
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+
+
+def require_packages(log: LogConfig) -> None:
+    """Refuse a run whose sinks cannot be opened, before anything is made for it."""
+    for extra, package in PACKAGES.items():
+        if getattr(log, extra):
+            _import(package, extra)
 
 
 def make_sinks(config: TrainConfig, folder: Path) -> list[Sink]:
@@ -33,7 +43,7 @@ def make_sinks(config: TrainConfig, folder: Path) -> list[Sink]:
 
 class TensorBoard:
     def __init__(self, folder: Path) -> None:
-        package = _import("tensorboardX", "tensorboard")
+        package = _import(PACKAGES["tensorboard"], "tensorboard")
         self._writer = package.SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -47,7 +57,7 @@ class TensorBoard:
 
 class WeightsAndBiases:
     def __init__(self, config: TrainConfig, folder: Path) -> None:
-        package = _import("wandb", "wandb")
+        package = _import(PACKAGES["wandb"], "wandb")
         self._run = package.init(
             project="majepa",
             name=folder.name,
@@ -73,5 +83,5 @@ def _import(name: str, extra: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"log.{extra} needs the package {name}, which is not installed; "
-            f"`uv sync --extra {extra}` or `pip install 'majepa[{extra}]'` brings it"
+            f"`uv sync --extra {extra}` or `pip install '.[{extra}]'` brings it"
         ) from error

@@ -16,7 +16,7 @@ from .config import ConfigError, TrainConfig
 from .envs.base import Env, EnvSpec, TimeStep
 from .envs.make import make_env
 from .recording import Choice
-from .run_folder import BEST, CHECKPOINT, has_checkpoint, read_config
+from .run_folder import BEST, CHECKPOINT, read_config, require_same_world
 from .training import RunState, load_run, make_algorithm
 
 CHECKPOINTS = {"last": CHECKPOINT, "best": BEST}
@@ -111,11 +111,13 @@ def open_run(folder: Path, checkpoint: str = "last", *, env: Env | None = None) 
     if checkpoint not in CHECKPOINTS:
         raise ConfigError(f"checkpoint is {checkpoint!r}; choose one of {', '.join(CHECKPOINTS)}")
     config = read_config(folder)
-    if not has_checkpoint(folder):
+    if not (folder / CHECKPOINTS[checkpoint]).is_file():
         raise FileNotFoundError(
-            f"{folder} has no checkpoint yet; train on with `majepa train --resume {folder}`"
+            f"{folder} has no {checkpoint} checkpoint yet; train on with "
+            f"`majepa train --resume {folder}`"
         )
     env = env or make_env(config.env)
+    require_same_world(folder, env.spec)
     algorithm = make_algorithm(config, env.spec)
     state = load_run(folder, config, algorithm, env, which=CHECKPOINTS[checkpoint])
     return OpenRun(config, env, algorithm, state)

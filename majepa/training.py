@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import signal
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -37,11 +39,12 @@ from .run_folder import (
     EVALUATIONS,
     METRICS,
     claim,
-    has_checkpoint,
     new_folder,
+    newest_checkpoint,
     reclaim,
+    sweep,
 )
-from .sinks import make_sinks
+from .sinks import make_sinks, require_packages
 
 PATIENCE = 20
 """Non-finite updates in a row that an algorithm without a setting of its own may have."""
@@ -111,33 +114,50 @@ def train(
             f"steps is {config.steps:,}; {config.algorithm} collects {_batch(algorithm):,} rows "
             "between two updates and needs a budget of at least that many transitions"
         )
+    require_packages(config.log)
     folder = folder or new_folder(config)
-    best = None
     if resume:
         reclaim(folder, config, env.spec)
+        sweep(folder)
     else:
         claim(folder, config, env.spec)
-    if resume and has_checkpoint(folder):
-        state = load_run(folder, config, algorithm, env)
-        meta = checkpoint.read_meta(folder / CHECKPOINT)
-        clock.go_on_from(meta["seconds"])
-        best = meta["best"] and Score(**meta["best"])
-    else:
-        with clock.measure("compiling"):
-            state = jax.jit(_fresh(config, algorithm, env))()
-        state = state._replace(transitions=0, updates=0)
-    for name in (METRICS, EVALUATIONS):
-        cut_back(folder / name, state.transitions)
-    with _Run(config, folder, env, algorithm, clock, console or Console(), best) as run:
-        run.announce(state, resume)
-        with _interruptible(run.progress.say) as is_interrupted:
+    with _interruptible() as is_interrupted:
+        state, best = _start(folder, config, algorithm, env, clock)
+        for name in (METRICS, EVALUATIONS):
+            cut_back(folder / name, state.transitions)
+        with _Run(config, folder, env, algorithm, clock, console or Console(), best) as run:
+            run.announce(state, resume)
             limits = _Limits(stop_after_seconds, stop_after, is_interrupted)
             state, stopped = _loop(run, state, limits)
-        run.save(state)
-        argmax, sampled = None, None
-        if stopped != INTERRUPTED:
-            argmax, sampled = run.evaluate(state, "stopped" if stopped else "final")
-        return Result(folder, state.transitions, run.clock.elapsed, stopped, argmax, sampled)
+            run.save(state)
+            argmax, sampled = None, None
+            if stopped != INTERRUPTED:
+                argmax, sampled = run.evaluate(state, "stopped" if stopped else "final")
+            return Result(folder, state.transitions, run.clock.elapsed, stopped, argmax, sampled)
+
+
+def _start(
+    folder: Path, config: TrainConfig, algorithm: Algorithm, env: Env, clock: Clock
+) -> tuple[RunState, Score | None]:
+    """Where a run goes on: at its newest checkpoint, or at its beginning; and its best score."""
+    which = newest_checkpoint(folder)
+    if which is None:
+        with clock.measure("compiling"):
+            state = jax.jit(_fresh(config, algorithm, env))()
+        return state._replace(transitions=0, updates=0), None
+    try:
+        state = load_run(folder, config, algorithm, env, which=which)
+    except checkpoint.CheckpointError as error:
+        other = which == CHECKPOINT and (folder / BEST).is_file()
+        remedy = (
+            f"remove it to go on from {folder / BEST}"
+            if other
+            else "remove it and --resume to train again from the start, or name another folder"
+        )
+        raise checkpoint.CheckpointError(f"{error}; {remedy}") from error
+    meta = checkpoint.read_meta(folder / which)
+    clock.go_on_from(meta["seconds"])
+    return state, meta["best"] and Score(**meta["best"])
 
 
 def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
@@ -216,7 +236,8 @@ def _loop(run: _Run, state: RunState, limits: _Limits) -> tuple[RunState, str | 
         if not run.has_budget(state):
             break
         stopped = limits.reached(state, run.clock.here)
-        if _crosses(before, state.transitions, config.evaluation.every):
+        is_evaluated = _crosses(before, state.transitions, config.evaluation.every)
+        if is_evaluated and stopped != INTERRUPTED:
             run.evaluate(state, "training")
         elif stopped or run.is_line_due:
             run.log(state)
@@ -256,17 +277,18 @@ class _Run:
         self._since = _Since(dict(clock.phases))
         self._line_seconds: float | None = None
         self._remaining = Remaining(config.steps)
-        self.progress = make_progress(console, config.steps)
+        self._saved: int | None = None
+        self.progress = make_progress(console, config.steps, clock)
         clock.on_phase = self.progress.phase
 
     def __enter__(self) -> _Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.close()
-        for file in (self._metrics, self._evaluations, *self._sinks):
-            file.close()
-        self._writer.wait()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._writer.wait)
+            for file in (self._metrics, self._evaluations, *self._sinks, self.progress):
+                closing.callback(file.close)
 
     def announce(self, state: RunState, resume: bool) -> None:
         spec, config = self.env.spec, self.config
@@ -278,6 +300,7 @@ class _Run:
         sizes = memory(state.learner)
         held = ", ".join(f"{name} {size / 1e6:,.2f}" for name, size in sizes.items())
         self.progress.say(f"memory: {sum(sizes.values()) / 1e6:,.1f} MB ({held})")
+        self.progress.moved(state.transitions, None)
         if self.has_budget(state):
             self.progress.say("compiling; the first line follows the first batch")
 
@@ -331,7 +354,8 @@ class _Run:
             self._evaluations.write_all(episode_records(result, **common))
         self.log(state, {"kind": kind, **evaluation_metrics(*results)})
         score = Score(results[0].win_rate, results[0].mean_return, state.transitions)
-        if self.best is None or score > self.best:
+        # The final evaluation has more episodes; a few lucky ones would look better than it.
+        if self.best is None or (kind == "training" and score > self.best):
             self.best = score
             self.save(state, is_best=True)
         return results[0], results[1]
@@ -367,7 +391,11 @@ class _Run:
 
     def save(self, state: RunState, *, is_best: bool = False) -> None:
         """Copy the state to the host; the disk follows in the background."""
+        if state.transitions == self._saved and not is_best:
+            return
+        self._saved = state.transitions
         with self.clock.measure("saving"):
+            self._writer.wait()
             best = self.best and self.best._asdict()
             taken = checkpoint.snapshot(state, {"seconds": self.clock.stored(), "best": best})
             twin = self.folder / BEST if is_best else None
@@ -459,27 +487,31 @@ def _patience(config: AlgorithmConfig) -> int:
     return config.optimizer.patience if isinstance(config, MajepaConfig) else PATIENCE
 
 
+IMPATIENT = 1.0
+"""Seconds after which another Ctrl-C is a second one, not an echo of the first."""
+
+
 @contextlib.contextmanager
-def _interruptible(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Let a first Ctrl-C or SIGTERM ask for an end after this batch; a second one ends at once."""
-    asked = threading.Event()
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C or SIGTERM ask for an end after this batch; another Ctrl-C ends at once."""
+    asked: list[float] = []
 
-    def ask(*_: object) -> None:
-        asked.set()
-        restore()
-        say("stopping after this batch; press Ctrl-C again to stop at once, without saving")
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    def ask(number: int, _: object) -> None:
+        if asked and number == signal.SIGINT and time.monotonic() - asked[0] > IMPATIENT:
+            raise KeyboardInterrupt
+        if not asked:
+            asked.append(time.monotonic())
+            # Not through the console, which may be in the middle of a line.
+            os.write(2, b"stopping after this batch; Ctrl-C again stops at once, unsaved\n")
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield lambda: bool(asked)
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in previous:
         signal.signal(number, ask)
     try:
-        yield asked.is_set
+        yield lambda: bool(asked)
     finally:
-        restore()
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -11,7 +11,7 @@ from drawn import jit
 
 from majepa.algorithm import Decentralised, agent_key, agent_keys
 from majepa.config import DEBUG, MAPPO_DEBUG, ConfigError, MappoConfig, TrainConfig
-from majepa.envs import make_env
+from majepa.envs import EnvError, make_env
 from majepa.recording import record
 from majepa.team import OpenRun, Policy, TeamPlayer, open_run
 from majepa.training import RunState, make_algorithm
@@ -144,7 +144,21 @@ def test_a_folder_without_a_checkpoint(tmp_path):
 
     config = dataclasses.replace(opened("mappo").config)
     claim(tmp_path / "run", config, ENV.spec)
-    with pytest.raises(FileNotFoundError, match="no checkpoint yet; train on with"):
+    with pytest.raises(FileNotFoundError, match="no last checkpoint yet; train on with"):
         open_run(tmp_path / "run")
     with pytest.raises(ConfigError, match="choose one of last, best"):
         open_run(tmp_path / "run", "worst")
+
+
+def test_a_run_made_under_other_rules(tmp_path):
+    import json
+
+    from majepa.run_folder import CHECKPOINT, VERSIONS, claim
+
+    run = tmp_path / "run"
+    claim(run, opened("mappo").config, ENV.spec)
+    (run / VERSIONS).write_text(json.dumps({"environment_version": "0.1"}))
+    (run / CHECKPOINT).parent.mkdir()
+    (run / CHECKPOINT).write_bytes(b"")
+    with pytest.raises(EnvError, match=r"started in version 0\.1 of sim:3m"):
+        open_run(run)

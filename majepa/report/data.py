@@ -192,7 +192,9 @@ def read_run(folder: Path) -> Run:
     versions = _read_versions(folder / VERSIONS, notes)
     has_checkpoint = (folder / CHECKPOINT).is_file()
     if not has_checkpoint:
-        notes.append(f"{CHECKPOINT} is missing: this folder cannot be resumed or evaluated.")
+        notes.append(
+            f"{CHECKPOINT} is missing: nothing was saved yet, and nothing can be evaluated."
+        )
     infinite = sorted({name for record in metrics for name in record if _is_infinite(record[name])})
     if infinite:
         notes.append(f"Infinite values are not drawn: {', '.join(infinite)}.")

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "checkpoint": ("__version__",),
     "checks": (),
     "machine": ("checks", "envs.make"),
-    "run_size": ("checks", "config", "envs.make", "train"),
+    "run_size": ("checks", "config", "envs.make", "training"),
     "collect": ("algorithm", "envs.base"),
     "evaluation": ("algorithm", "collect", "envs.base", "stats"),
     "nn": ("config",),

@@ -12,7 +12,7 @@ import pytest
 from killed import CONFIGURATION
 from safetensors.numpy import load_file
 
-from majepa.run_folder import BEST, CHECKPOINT, CONFIG, has_checkpoint
+from majepa.run_folder import BEST, CHECKPOINT, CONFIG
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "killed.py"
@@ -38,7 +38,8 @@ def finish(folder: Path, cache: Path) -> None:
 
 
 def saved(folder: Path) -> int:
-    return int(load_file(folder / CHECKPOINT)["transitions"]) if has_checkpoint(folder) else 0
+    path = folder / CHECKPOINT
+    return int(load_file(path)["transitions"]) if path.exists() else 0
 
 
 def test_a_run_survives_any_number_of_kills(tmp_path):
@@ -60,10 +61,11 @@ def test_a_run_survives_any_number_of_kills(tmp_path):
         now = saved(folder)
         assert now >= before
         if reached:
-            # What was being saved when the end came may be lost, but not what was saved before.
+            # One interval, and what was reached while the next save was being written.
             assert reached[-1] - now <= 2 * CONFIGURATION.save_every + 12
         if process.returncode == 0:
             break
+    assert during_saves > 0
     finish(folder, cache)
     one, other = load_file(whole / CHECKPOINT), load_file(folder / CHECKPOINT)
     assert one.keys() == other.keys()

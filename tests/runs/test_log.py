@@ -89,6 +89,15 @@ def test_times_read_as_clocks():
     assert [clock_time(s) for s in (0, 61.9, 36_000)] == ["0:00:00", "0:01:01", "10:00:00"]
 
 
+def test_a_torn_line_does_not_spoil_the_next_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"transitions": 1}\n{"trans')
+    sink = JsonLines(path)
+    sink.write({"transitions": 3})
+    sink.close()
+    assert path.read_text().splitlines()[-1] == '{"transitions": 3}'
+
+
 def test_the_remaining_time_leaves_out_what_does_not_go_on():
     left = Remaining(budget=1_000)
     assert left.seconds is None
@@ -104,10 +113,12 @@ def test_the_remaining_time_leaves_out_what_does_not_go_on():
 
 def test_a_terminal_shows_where_a_run_is():
     text = io.StringIO()
-    panel = Panel(Console(file=text, force_terminal=True, width=120), budget=1_000)
+    clock = Clock()
+    clock.phases["compiling"] = 30.0
+    panel = Panel(Console(file=text, force_terminal=True, width=120), 1_000, clock)
     panel.phase("compiling")
     panel.write({
-        "transitions": 250, "seconds": 61.0, "updates": 3, "seconds/compiling": 30.0,
+        "transitions": 250, "seconds": 61.0, "updates": 3,
         "evaluation/win_rate": 0.5, "evaluation/win_rate_low": 0.34,
         "evaluation/win_rate_high": 0.66, "evaluation/sampled_win_rate": 0.25,
         "evaluation/return": 9.5, "speed/collecting": 1234.5, "speed/learning": 3.2,
@@ -117,6 +128,6 @@ def test_a_terminal_shows_where_a_run_is():
     shown = text.getvalue()
     for words in (
         "compiling", "250 of 1,000 transitions", "50.0%", "34.0 - 66.0", "25.0%", "9.50",
-        "1,234.5 steps/s", "3.2 calls/s", "40.0 episodes/s", "0:00:30", "about 0:01:15",
+        "1,234.5 steps/s", "3.2 updates/s", "40.0 episodes/s", "0:00:30", "about 0:01:15",
     ):  # fmt: skip
         assert words in shown, words

@@ -11,12 +11,14 @@ from counting import CountingEnv, FakeAlgorithm
 from safetensors.numpy import load_file
 
 from majepa import training as loop
+from majepa.checkpoint import CheckpointError
 from majepa.config import MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
 from majepa.envs import make_env
 from majepa.envs.base import EnvError
 from majepa.evaluation import Evaluation
-from majepa.run_folder import CHECKPOINT, new_folder, read_config
-from majepa.training import TrainError, make_algorithm, train
+from majepa.run_folder import BEST, CHECKPOINT, new_folder, read_config
+from majepa.team import open_run
+from majepa.training import TrainError, load_run, make_algorithm, train
 
 ENV = CountingEnv(lengths=(3, 5, 2))
 ALGORITHM = FakeAlgorithm()
@@ -182,6 +184,44 @@ def test_a_time_limit_saves_evaluates_and_says_where_it_stopped(tmp_path):
     assert result.argmax.episodes == 6
     assert {x["kind"] for x in lines(tmp_path / "short", "evaluations.jsonl")} == {"stopped"}
     assert (tmp_path / "short" / CHECKPOINT).exists()
+
+
+def test_without_its_last_checkpoint_a_run_goes_on_from_the_best(finished, tmp_path):
+    folder = tmp_path / "parts"
+    run(folder, stop_after=45)
+    best = load_file(folder / BEST)["transitions"]
+    (folder / CHECKPOINT).write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint.*remove it to go on from"):
+        run(folder, resume=True)
+    (folder / CHECKPOINT).unlink()
+    run(folder, resume=True)
+    assert 0 < best <= 45
+    assert_same_state(finished[0], folder)
+
+
+def test_killed_before_its_first_checkpoint_a_run_starts_again(finished, tmp_path):
+    folder = tmp_path / "parts"
+    run(folder, stop_after=1)
+    for path in (folder / CHECKPOINT).parent.iterdir():
+        path.unlink()
+    partial = folder / CHECKPOINT.parent / f".{CHECKPOINT.name}.1"
+    partial.write_bytes(b"half")
+    run(folder, resume=True)
+    assert not partial.exists()
+    assert_same_state(finished[0], folder)
+    kinds = [x["kind"] for x in lines(folder, "metrics.jsonl") if "kind" in x]
+    assert kinds == [x["kind"] for x in lines(finished[0], "metrics.jsonl") if "kind" in x]
+
+
+def test_looking_at_a_run_leaves_a_save_under_way_alone(tmp_path):
+    folder = tmp_path / "live"
+    run(folder, stop_after=1)
+    partial = folder / CHECKPOINT.parent / f".{CHECKPOINT.name}.1"
+    partial.write_bytes(b"half")
+    with pytest.raises(EnvError):  # its world has no name that leads to it
+        open_run(folder)
+    load_run(folder, CONFIG, ALGORITHM, ENV)
+    assert partial.exists()
 
 
 def test_an_interrupt_saves_and_ends(finished, tmp_path, monkeypatch):
