@@ -284,10 +284,9 @@ def check_optional(installed: Mapping[str, str], extras: Sequence[str]) -> list[
         if version is not None:
             checks.append(Check(name, "ok", f"{version}, for {use}"))
             continue
-        target = f"'majepa[{extra}]'" if extra in extras else name
-        checks.append(
-            Check(name, "note", f"not installed; for {use} alone", f"`pip install {target}`")
-        )
+        pip = f"`pip install '.[{extra}]'`" if extra in extras else f"`pip install {name}`"
+        fix = f"`uv sync --extra {extra}`, or {pip}" if extra in extras else pip
+        checks.append(Check(name, "note", f"not installed; for {use} alone", fix))
     return checks
 
 

@@ -57,7 +57,8 @@ class TestPackages:
         }
         assert found["tensorboardX"].state == "ok"
         assert found["wandb"].state == "note" and found["wandb"].fix == "`pip install wandb`"
-        assert found["pettingzoo"].fix == "`pip install 'majepa[pettingzoo]'`"
+        fix = "`uv sync --extra pettingzoo`, or `pip install '.[pettingzoo]'`"
+        assert found["pettingzoo"].fix == fix
         assert checks.check_ffmpeg(None).state == "note"
 
 
@@ -72,7 +73,7 @@ class TestBackend:
     def test_a_gpu_that_jax_cannot_use_is_said_loudly(self):
         check = checks.check_backend([CPU], SEEN_GPU, {}, {})
         assert check.state == "problem" and "ON THE CPU" in check.seen and SEEN_GPU in check.seen
-        assert "uv run --extra cuda" in check.fix and "pip install 'majepa[cuda]'" in check.fix
+        assert "uv run --extra cuda" in check.fix and "pip install '.[cuda]'" in check.fix
 
     def test_with_a_plugin_the_driver_is_suspected(self):
         check = checks.check_backend([CPU], SEEN_GPU, {"jax-cuda13-plugin": "0.10.2"}, {})

@@ -333,7 +333,7 @@ def test_what_is_missing_is_said(folder):
     (folder / "checkpoints" / "last.safetensors").unlink()
     page = page_of(folder)
     notes = page.all("ul", class_="notes")[0].text
-    assert "versions.json is missing" in notes and "cannot be resumed" in notes
+    assert "versions.json is missing" in notes and "nothing can be evaluated" in notes
     assert "version unknown" in page.text and "Not recorded." in page.text
 
 
