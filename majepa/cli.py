@@ -73,8 +73,10 @@ def report(run: Annotated[Path, tyro.conf.Positional], out: Path | None = None) 
         out: Write the page here instead of RUN/report.html.
     """
     from .report import write_report
+    from .report.data import read_run
     from .run_folder import newest_checkpoint
 
+    read_run(run)  # whatever is wrong with the folder, before anything is played
     if newest_checkpoint(run) is not None and not (run / BATTLE).is_file():
         try:
             record_battle(run)

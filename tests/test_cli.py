@@ -1,6 +1,8 @@
 """The command line as a user meets it: subprocesses, exit codes, one clear line for a mistake."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -9,9 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from majepa.cli import parse_train
+from majepa.cli import main, parse_train
 from majepa.config import ConfigError, TrainConfig, preset
 from majepa.envs.sim import SCENARIOS
+
+
+def told(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process: an interpreter takes seconds to start."""
+    out, error, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["majepa", *arguments]
+    code: object = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            main()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = before
+    return subprocess.CompletedProcess(arguments, int(str(code)), out.getvalue(), error.getvalue())
 
 
 def majepa(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +50,7 @@ def test_help_names_every_command():
 
 
 def test_maps_as_json_is_complete():
-    result = majepa("maps", "--json")
+    result = told("maps", "--json")
     entries = json.loads(result.stdout)
     assert [entry["map"] for entry in entries] == list(SCENARIOS)
     by_name = {entry["map"]: entry for entry in entries}
@@ -53,7 +70,7 @@ def test_maps_as_json_is_complete():
 
 
 def test_maps_as_a_table_has_a_row_per_map():
-    result = majepa("maps")
+    result = told("maps")
     assert result.returncode == 0
     for name in SCENARIOS:
         assert f" {name} " in result.stdout
@@ -61,7 +78,7 @@ def test_maps_as_a_table_has_a_row_per_map():
 
 def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
     out = tmp_path / "deep" / "battle.gif"
-    result = majepa("watch", "3m", "--policy", "nearest", "--out", str(out))
+    result = told("watch", "3m", "--policy", "nearest", "--out", str(out))
     assert result.returncode == 0, result.stderr
     assert out.read_bytes()[:4] == b"GIF8"
     assert "3m" in result.stdout and "steps" in result.stdout
@@ -87,7 +104,7 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments, message):
-    result = majepa(*arguments)
+    result = told(*arguments)
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -95,7 +112,7 @@ def test_a_mistake_is_one_clear_line(arguments, message):
 
 
 def test_an_unknown_command_lists_the_known_ones():
-    result = majepa("wach")
+    result = told("wach")
     assert result.returncode != 0
     assert "watch" in result.stdout + result.stderr
 
@@ -113,11 +130,11 @@ def test_help_of_train_shows_every_field():
     ):
         assert flag in result.stdout
     assert "--algo.imagination.horizon" in result.stdout
-    assert "--algo.frames" in majepa("train", "mappo", "--help").stdout
+    assert "--algo.frames" in told("train", "mappo", "--help").stdout
 
 
 def test_a_wrong_flag_of_train_is_answered_with_the_right_one():
-    result = majepa("train", "--algo.imagination.horizn", "7")
+    result = told("train", "--algo.imagination.horizn", "7")
     assert result.returncode == 2
     assert "--algo.imagination.horizon" in result.stderr and "Traceback" not in result.stderr
 

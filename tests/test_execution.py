@@ -334,7 +334,7 @@ def test_half_precision_runs_through(key):
     memory = ALGORITHM.begin(ENVS)._replace(history=history)
     step = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), make_rows())
     keys = agent_keys(key, ENVS, SPEC.num_agents)
-    action, after = jax.eval_shape(
+    action, _, after = jax.eval_shape(
         functools.partial(act, greedy=False),
         agent, memory, step.observation, step.legal, step.is_first, keys,
     )  # fmt: skip

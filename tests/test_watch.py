@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
+from runs.counting import CountingEnv
 
 from majepa import watch as watching
 from majepa.envs import EnvError, make_env
@@ -241,7 +242,7 @@ def test_watch_says_what_is_wrong_with_a_file(tmp_path):
 
 
 def test_watch_draws_nothing_but_the_simulator(monkeypatch):
-    monkeypatch.setattr(watching, "make_env", lambda name: object())
+    monkeypatch.setattr(watching, "make_env", lambda name: CountingEnv())
     with pytest.raises(EnvError, match="only battles of the embedded simulator"):
         watch("other:world")
 
