@@ -28,6 +28,8 @@ from skirmish import (
 
 from majepa.envs.sim import SCENARIOS, UNITS, BattleEnv, Hunt, Rules
 
+pytestmark = pytest.mark.slow
+
 STOP, NORTH, SOUTH, EAST, WEST, TARGET = 1, 2, 3, 4, 5, 6
 
 

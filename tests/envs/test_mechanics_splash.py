@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from skirmish import LOOPS, NEVER, SHEETS, SPEC, STEPS, At, Lane, film, hit_on, reach, strike
 
+pytestmark = pytest.mark.slow
+
 GROUND = tuple(name for name, sheet in SPEC.items() if sheet.plane != "air")
 
 # Banelings.

@@ -106,9 +106,8 @@ def test_a_batch_equals_its_single_environments(map_name, key):
             assert_close(single_row, batch_slice(row, index))
 
 
-@pytest.mark.parametrize(
-    "map_name", ["corridor", pytest.param("bane_vs_bane", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("map_name", ["corridor", "bane_vs_bane"])
 def test_a_crowded_battle_runs_alone_as_in_a_batch(map_name, key):
     """Free-running through a clash of crowds, where rounding errors grow a thousandfold."""
     keys = jax.random.split(key, 24)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     "docs/environments.md",
-    "docs/new-maps.md",
+    pytest.param("docs/new-maps.md", marks=pytest.mark.slow),
     "docs/watching.md",
     pytest.param("docs/training.md", marks=pytest.mark.slow),
 ]
