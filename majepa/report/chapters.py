@@ -34,6 +34,11 @@ STEP_REFUSALS = _one(
     "nonfinite_in_a_row",
     "Updates left out because something was not finite. Should be 0; too many end the run.",
 )
+SPEEDS = (
+    _one("Collecting", "speed/collecting", "Transitions per second of collecting."),
+    _one("Learning", "speed/learning", "Updates per second of learning."),
+    _one("Evaluating", "speed/evaluating", "Episodes per second of evaluating."),
+)
 TRAINING_EPISODES = _one(
     "Episodes while collecting",
     "training/episodes",
@@ -186,6 +191,21 @@ LOSSES = Chapter(
             "loss/self_fed",
             "Weighted losses after 2, 4 and 5 self-fed steps. Falls with the one-step losses.",
         ),
+        Panel(
+            "Self-fed, by part",
+            {
+                "self_fed/reward": "reward",
+                "self_fed/cont": "continuation",
+                "self_fed/alive": "alive",
+                "self_fed/emb": "embedding",
+                "self_fed/interface": "interface",
+                "self_fed/joint_legal": "legal",
+                "self_fed/trajectory": "trajectory",
+            },
+            "The same before its coefficients; trajectory is the KL of real and self-fed latents.",
+            is_log=True,
+            name="self_fed/*",
+        ),
     ),
 )
 BEHAVIOUR = Chapter(
@@ -288,6 +308,13 @@ VALID = Chapter(
             name="valid/*",
         ),
         Panel(
+            "Far predictions",
+            {"valid/ahead": "ahead"},
+            "Roots that the farthest direct prediction can be compared at.",
+            "percent",
+            is_share=True,
+        ),
+        Panel(
             "Self-fed roots",
             {"valid/self_fed": "self-fed"},
             "Drawn roots with enough steps after them. At 0 the errors above mean nothing.",
@@ -310,6 +337,7 @@ BOOKKEEPING = Chapter(
         _one("Learner calls", "learner/calls", "So far."),
         _one("Replay rows", "learner/replay_rows", "Held for each environment."),
         TRAINING_EPISODES,
+        *SPEEDS,
     ),
 )
 MAJEPA = (IMAGINED, EMBEDDINGS, LOSSES, BEHAVIOUR, STEPS, VALID, BOOKKEEPING)
@@ -363,6 +391,7 @@ ROLLOUTS = Chapter(
         ),
         STEP_REFUSALS,
         TRAINING_EPISODES,
+        *SPEEDS,
     ),
 )
 MAPPO = (POLICY, CRITIC, ROLLOUTS)
