@@ -23,6 +23,7 @@ import numpy as np
 import safetensors
 
 from . import __version__
+from .files import written_beside
 
 FORMAT = 2
 """Raised when files of older versions can no longer be read as they are."""
@@ -66,32 +67,26 @@ def save(path: Path, tree: Any, meta: Mapping[str, Any] | None = None) -> None:
 
 def write(path: Path, taken: Snapshot, *, twin: Path | None = None) -> None:
     """Put a file in its place, or leave what is there; `twin` is a second name for the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            _write_safetensors(file, taken)
-            file.flush()
-            os.fsync(file.fileno())
-        if twin is not None:
-            _share(partial, twin)
-        partial.replace(path)
+        with written_beside(path) as partial:
+            with partial.open("wb") as file:
+                _write_safetensors(file, taken)
+                file.flush()
+                os.fsync(file.fileno())
+            if twin is not None:
+                _share(partial, twin)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error}; what was there is as it was") from error
-    finally:
-        if partial.exists():
-            partial.unlink()
 
 
 def _share(file: Path, twin: Path) -> None:
     """Give a file a second name; where there are no links, copy it."""
-    second = twin.with_name(f".{twin.name}.{os.getpid()}")
-    second.unlink(missing_ok=True)
-    try:
-        second.hardlink_to(file)
-    except OSError:
-        shutil.copyfile(file, second)
-    second.replace(twin)
+    with written_beside(twin) as second:
+        second.unlink(missing_ok=True)
+        try:
+            second.hardlink_to(file)
+        except OSError:
+            shutil.copyfile(file, second)
 
 
 class Writer:

@@ -15,9 +15,20 @@ def written_beside(path: Path) -> Iterator[Path]:
     A failure leaves nothing behind, and an older file as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    partial = _beside(path, str(os.getpid()))
     try:
         yield partial
         partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        # Where the folder is a file, there is nothing to remove and no way to ask.
+        with contextlib.suppress(NotADirectoryError):
+            partial.unlink(missing_ok=True)
+
+
+def partials(path: Path) -> list[Path]:
+    """What writers of `path` left behind that were killed, or are still writing."""
+    return list(path.parent.glob(_beside(path, "*").name))
+
+
+def _beside(path: Path, writer: str) -> Path:
+    return path.with_name(f".{path.stem}.{writer}{path.suffix}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .evaluation import Evaluation
+from .files import written_beside
 
 LATEST = ("learner/", "nonfinite_in_a_row")
 """How metrics begin that count by themselves: a line shows their last value, not a mean."""
@@ -57,9 +58,8 @@ def cut_back(path: Path, transitions: int) -> None:
             record = json.loads(line)
             if record["transitions"] <= transitions and record.get("kind") != "final":
                 kept.append(f"{line}\n")
-    partial = path.with_name(f".{path.name}")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(path)
+    with written_beside(path) as partial:
+        partial.write_text("".join(kept), encoding="utf-8")
 
 
 class Averages:

@@ -15,6 +15,7 @@ import jax
 from . import __version__
 from .config import ConfigError, TrainConfig, from_json, to_json
 from .envs.base import EnvError, EnvSpec
+from .files import partials, written_beside
 
 CONFIG = "config.json"
 VERSIONS = "versions.json"
@@ -82,8 +83,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def sweep(folder: Path) -> None:
     """Remove what a save that was killed left behind; nobody else may be saving now."""
-    for partial in (folder / CHECKPOINT).parent.glob(".*.safetensors.*"):
-        partial.unlink()
+    for checkpoint in (CHECKPOINT, BEST):
+        for partial in partials(folder / checkpoint):
+            partial.unlink()
 
 
 def read_config(folder: Path) -> TrainConfig:
@@ -133,9 +135,8 @@ def versions(spec: EnvSpec) -> dict[str, Any]:
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with written_beside(path) as partial:
+        partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -236,8 +236,8 @@ def _loop(run: _Run, state: RunState, limits: _Limits) -> tuple[RunState, str | 
         if not run.has_budget(state):
             break
         stopped = limits.reached(state, run.clock.here)
-        is_evaluated = _crosses(before, state.transitions, config.evaluation.every)
-        if is_evaluated and stopped != INTERRUPTED:
+        is_due = _crosses(before, state.transitions, config.evaluation.every)
+        if is_due and stopped != INTERRUPTED:
             run.evaluate(state, "training")
         elif stopped or run.is_line_due:
             run.log(state)

@@ -355,9 +355,8 @@ class Mappo:
         """One step of each network; the statistics of returns move first."""
         config = self.config
         moved = state.returns.updated(batch.returns, batch.counts, config.value_decay)
-        returns = jax.tree.map(
-            lambda new, old: jnp.where(is_finite(moved), new, old), moved, state.returns
-        )
+        good = is_finite(moved)
+        returns = jax.tree.map(lambda new, old: jnp.where(good, new, old), moved, state.returns)
         target = returns.normalise(batch.returns)
         actor_gradient, metrics = jax.grad(self.actor_loss, has_aux=True)(state.actor, batch)
         critic_loss, critic_gradient = jax.value_and_grad(self.critic_loss)(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..files import written_beside
 from .data import ReportError as ReportError
 from .data import read_run
 from .page import page
@@ -20,8 +21,6 @@ def write_report(folder: Path, battle_html: str | None = None, *, out: Path | No
     out = out or folder / NAME
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; name a file such as {out / NAME}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(out)
+    with written_beside(out) as partial:
+        partial.write_text(text, encoding="utf-8")
     return out

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "files": (),
     "recording": ("__version__", "envs", "files"),
     "viewer": ("envs.sim", "recording"),
-    "checkpoint": ("__version__",),
+    "checkpoint": ("__version__", "files"),
     "checks": (),
     "machine": ("checks", "envs.make"),
     "run_size": ("checks", "config", "envs.make", "training"),
@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "policy/actor": ("config", "nn"),
     "policy/critic": ("config", "nn"),
     "policy/returns": ("nn",),
-    "report": ("config", "run_folder", "stats"),
+    "report": ("config", "files", "run_folder", "stats"),
     "baselines": ("algorithm", "config", "envs.base", "nn", "policy.returns"),
 }
 """What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""

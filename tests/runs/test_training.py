@@ -204,7 +204,7 @@ def test_killed_before_its_first_checkpoint_a_run_starts_again(finished, tmp_pat
     run(folder, stop_after=1)
     for path in (folder / CHECKPOINT).parent.iterdir():
         path.unlink()
-    partial = folder / CHECKPOINT.parent / f".{CHECKPOINT.name}.1"
+    partial = folder / CHECKPOINT.parent / f".{CHECKPOINT.stem}.1{CHECKPOINT.suffix}"
     partial.write_bytes(b"half")
     run(folder, resume=True)
     assert not partial.exists()
@@ -216,7 +216,7 @@ def test_killed_before_its_first_checkpoint_a_run_starts_again(finished, tmp_pat
 def test_looking_at_a_run_leaves_a_save_under_way_alone(tmp_path):
     folder = tmp_path / "live"
     run(folder, stop_after=1)
-    partial = folder / CHECKPOINT.parent / f".{CHECKPOINT.name}.1"
+    partial = folder / CHECKPOINT.parent / f".{CHECKPOINT.stem}.1{CHECKPOINT.suffix}"
     partial.write_bytes(b"half")
     with pytest.raises(EnvError):  # its world has no name that leads to it
         open_run(folder)
