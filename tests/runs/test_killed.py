@@ -47,12 +47,16 @@ def test_a_run_survives_any_number_of_kills(tmp_path):
     finish(whole, cache)
     rng = random.Random(0)
     during_saves = 0
-    for _ in range(KILLS):
+    for kill in range(KILLS):
         process = start(folder, cache)
         while not (folder / CONFIG).exists() and process.poll() is None:
             time.sleep(0.01)
         before = saved(folder)
-        time.sleep(rng.uniform(0.0, 4.0))
+        if kill % 2:
+            time.sleep(rng.uniform(0.0, 4.0))
+        else:  # in the middle of a save
+            while process.poll() is None and not any((folder / CHECKPOINT).parent.glob(".*")):
+                time.sleep(0.001)
         during_saves += any((folder / CHECKPOINT).parent.glob(".*"))
         process.send_signal(signal.SIGKILL)
         out, error = process.communicate()
