@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .config import ConfigError, TrainConfig, from_json, to_json
+from .config import ConfigError, with_overrides
 from .config import preset as make_config
 from .envs.base import Env
 from .evaluation import EVALUATION_SEED, Evaluation
@@ -50,20 +50,6 @@ def train(
     config = with_overrides(make_config(algorithm, preset, name), chosen)
     world = None if isinstance(env, str) else env
     return run_training(config, None if folder is None else Path(folder), env=world)
-
-
-def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """A config in which single settings, named with dots, have other values."""
-    data = to_json(config)
-    for name, value in overrides.items():
-        *groups, field = name.split(".")
-        part = data
-        for group in groups:
-            part = part.get(group) if isinstance(part, dict) else None
-        if not isinstance(part, dict) or field not in part:
-            raise ConfigError(f"there is no setting {name!r}; `majepa train --help` lists them")
-        part[field] = list(value) if isinstance(value, tuple) else value
-    return from_json(data)
 
 
 class Judgement(NamedTuple):

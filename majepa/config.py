@@ -519,6 +519,20 @@ def from_json(data: Mapping[str, Any]) -> TrainConfig:
         raise ConfigError(f"the stored config cannot be used: {reasons}") from error
 
 
+def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """A config in which single settings, named with dots, have other values."""
+    data = to_json(config)
+    for name, value in overrides.items():
+        *groups, field = name.split(".")
+        part = data
+        for group in groups:
+            part = part.get(group) if isinstance(part, dict) else None
+        if not isinstance(part, dict) or field not in part:
+            raise ConfigError(f"there is no setting {name!r}; `majepa train --help` lists them")
+        part[field] = list(value) if isinstance(value, tuple) else value
+    return from_json(data)
+
+
 def _reason(error: BaseException, kind: Any) -> str:
     """Our own words where we have some."""
     return str(error) if isinstance(error, ConfigError) else format_exception(error, kind)

@@ -1,0 +1,192 @@
+"""The grids as data: methods × maps × seeds, each cell one training run at its map's budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cattrs
+
+from ..config import ConfigError, EvaluationConfig, TrainConfig, preset, with_overrides
+from ..envs.make import nearest_names
+
+SEEDS = (1302, 2771, 7636)
+"""The paper's."""
+TABLE_MAPS = (
+    "2s_vs_1sc", "2s3z", "8m", "MMM", "so_many_baneling", "3s_vs_4z", "2c_vs_64zg", "corridor",
+)  # fmt: skip
+"""Of the paper's Table 1, in its order."""
+ALL_MAPS = (
+    "2m_vs_1z", "2s_vs_1sc", "2s3z", "3m", "3s_vs_3z", "8m", "MMM", "so_many_baneling",
+    "3s_vs_4z", "3s_vs_5z", "2c_vs_64zg", "corridor",
+)  # fmt: skip
+"""Of the paper's appendix."""
+POINTS = 10
+"""Evaluations on the way to the budget, for the learning curves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One column of a table: an algorithm with its settings."""
+
+    name: str
+    """Of its run folders, such as `mappo`; unique in a grid."""
+    title: str
+    """In tables and plots."""
+    algorithm: str
+    preset: str = "paper"
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings by dotted name, such as `algo.routes.jepa`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a grid."""
+
+    method: Method
+    env: str
+    seed: int
+    steps: int | None = None
+    """Budget; none is the one of the preset and map."""
+
+    @property
+    def map(self) -> str:
+        return self.env.rpartition(":")[2]
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.method.name}-{self.map}-{self.seed}"
+
+    def config(self) -> TrainConfig:
+        """The run that the cell stands for; the same for every way to run it."""
+        method = self.method
+        base = preset(method.algorithm, method.preset, self.env)
+        steps = base.steps if self.steps is None else self.steps
+        schedule = EvaluationConfig(every=max(1, steps // POINTS))
+        base = dataclasses.replace(base, steps=steps, seed=self.seed, evaluation=schedule)
+        return with_overrides(base, method.overrides)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    name: str
+    title: str
+    methods: tuple[Method, ...]
+    envs: tuple[str, ...]
+    seeds: tuple[int, ...] = SEEDS
+    steps: int | None = None
+    """Budget of every cell; none leaves it to preset and map."""
+
+    def __post_init__(self) -> None:
+        for what, items in (
+            ("methods", [method.name for method in self.methods]),
+            ("envs", list(self.envs)),
+            ("seeds", list(self.seeds)),
+        ):
+            if not items:
+                raise ConfigError(f"grid {self.name!r} has no {what}; it needs at least one")
+            twice = [item for item in items if items.count(item) > 1]
+            if twice:
+                raise ConfigError(f"grid {self.name!r} names {twice[0]!r} twice among its {what}")
+
+    def cells(self) -> list[Cell]:
+        """Map by map, then method by method, then seed by seed."""
+        every = itertools.product(self.envs, self.methods, self.seeds)
+        return [Cell(method, env, seed, self.steps) for env, method, seed in every]
+
+    def only(
+        self,
+        methods: Sequence[str] | None = None,
+        maps: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> Grid:
+        """A part of the grid."""
+        known = {method.name: method for method in self.methods}
+        envs = {env.rpartition(":")[2]: env for env in self.envs}
+        return dataclasses.replace(
+            self,
+            methods=tuple(_picked("method", known, methods)),
+            envs=tuple(_picked("map", envs, maps)),
+            seeds=tuple(_picked("seed", {seed: seed for seed in self.seeds}, seeds)),
+        )
+
+
+def _picked(what: str, known: Mapping[Any, Any], names: Sequence[Any] | None) -> list[Any]:
+    if names is None:
+        return list(known.values())
+    for name in names:
+        if name not in known:
+            have = ", ".join(map(str, known))
+            raise ConfigError(f"the grid has no {what} {name!r}; it has {have}")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+MAJEPA = Method("majepa", "MA-JEPA", "majepa")
+MAPPO = Method("mappo", "MAPPO", "mappo")
+QMIX = Method("qmix", "QMIX", "qmix")
+MAT = Method("mat", "MAT", "mat")
+
+
+def _routes(name: str, title: str, outcome: float, jepa: float) -> Method:
+    scales = {"algo.routes.outcome": outcome, "algo.routes.jepa": jepa}
+    return Method(name, title, "majepa", overrides=scales)
+
+
+GRIDS: Mapping[str, Grid] = {
+    grid.name: grid
+    for grid in (
+        Grid("calibration", "Is the simulator as hard as the game?", (MAPPO, QMIX, MAT), ALL_MAPS),
+        Grid("paper", "The paper's table", (MAJEPA, MAPPO, QMIX, MAT), TABLE_MAPS),
+        Grid(
+            "ablation",
+            "Gradient routes from joint losses into local states",
+            (
+                _routes("both", "MA-JEPA", 1.0, 0.1),
+                _routes("outcome", "w/o factual JEPA", 1.0, 0.0),
+                _routes("jepa", "w/o outcomes", 0.0, 0.1),
+                _routes("none", "w/o both", 0.0, 0.0),
+            ),
+            ("2s3z", "3s_vs_4z", "2c_vs_64zg"),
+        ),
+    )
+}
+
+
+def find_grid(name: str) -> Grid:
+    """A grid of ours by name, or anyone's from a JSON file."""
+    if name.endswith(".json"):
+        return read_grid(Path(name))
+    if name not in GRIDS:
+        raise ConfigError(
+            f"unknown grid {name!r}; {nearest_names(name, GRIDS)}; "
+            "a grid of your own is a file that ends in .json"
+        )
+    return GRIDS[name]
+
+
+def read_grid(path: Path) -> Grid:
+    """A grid from a file of the fields of `Grid`, each cell checked."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no grid file at {path}")
+    try:
+        grid = _CONVERTER.structure(json.loads(path.read_text(encoding="utf-8")), Grid)
+    except (cattrs.BaseValidationError, cattrs.errors.ForbiddenExtraKeysError) as error:
+        reasons = "; ".join(cattrs.transform_error(error, "grid"))
+        raise ConfigError(f"{path} is not a grid: {reasons}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a grid: {error}") from error
+    for cell in grid.cells():
+        cell.config()
+    return grid
+
+
+def to_json(grid: Grid) -> dict[str, Any]:
+    return _CONVERTER.unstructure(grid)
+
+
+_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
