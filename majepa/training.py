@@ -10,12 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
-import signal
-import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -31,11 +27,13 @@ from .config import AlgorithmConfig, ConfigError, MajepaConfig, MappoConfig, Tra
 from .envs.base import Env, EnvSpec
 from .envs.make import make_env
 from .evaluation import EVALUATION_SEED, Evaluation, evaluate
+from .interrupt import interruptible
 from .log import Averages, Clock, JsonLines, cut_back, episode_records, evaluation_metrics
 from .progress import Remaining, clock_time, make_progress
 from .run_folder import (
     BEST,
     CHECKPOINT,
+    CONFIG,
     EVALUATIONS,
     METRICS,
     claim,
@@ -121,7 +119,7 @@ def train(
         sweep(folder)
     else:
         claim(folder, config, env.spec)
-    with _interruptible() as is_interrupted:
+    with interruptible(PROMISE) as is_interrupted:
         state, best = _start(folder, config, algorithm, env, clock)
         for name in (METRICS, EVALUATIONS):
             cut_back(folder / name, state.transitions)
@@ -207,6 +205,7 @@ def named_key(seed: int, name: str) -> Key[Array, ""]:
 
 
 INTERRUPTED = "interrupted"
+PROMISE = "stopping after this batch; Ctrl-C again stops at once, unsaved"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -487,31 +486,22 @@ def _patience(config: AlgorithmConfig) -> int:
     return config.optimizer.patience if isinstance(config, MajepaConfig) else PATIENCE
 
 
-IMPATIENT = 1.0
-"""Seconds after which another Ctrl-C is a second one, not an echo of the first."""
+def train_together(
+    configs: Sequence[TrainConfig],
+    folders: Sequence[Path],
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+) -> list[Result]:
+    """Train runs that differ in their seeds alone, each in its own folder.
 
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C or SIGTERM ask for an end after this batch; another Ctrl-C ends at once."""
-    asked: list[float] = []
-
-    def ask(number: int, _: object) -> None:
-        if asked and number == signal.SIGINT and time.monotonic() - asked[0] > IMPATIENT:
-            raise KeyboardInterrupt
-        if not asked:
-            asked.append(time.monotonic())
-            # Not through the console, which may be in the middle of a line.
-            os.write(2, b"stopping after this batch; Ctrl-C again stops at once, unsaved\n")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: bool(asked)
-        return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in previous:
-        signal.signal(number, ask)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    With `resume` those that have a folder go on in it; those without one start. An interruption
+    ends all of them: the results are those of the runs that it let begin.
+    """
+    results = []
+    for config, folder in zip(configs, folders, strict=True):
+        goes_on = resume and (folder / CONFIG).is_file()
+        results.append(train(config, folder, resume=goes_on, console=console))
+        if results[-1].stopped == INTERRUPTED:
+            break
+    return results

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "algorithm": ("envs.base",),
     "stats": (),
     "files": (),
+    "interrupt": (),
     "recording": ("__version__", "envs", "files"),
     "viewer": ("envs.sim", "recording"),
     "checkpoint": ("__version__", "files"),
@@ -33,6 +34,19 @@ MAY_IMPORT = {
     "policy/critic": ("config", "nn"),
     "policy/returns": ("nn",),
     "report": ("config", "files", "run_folder", "stats"),
+    "benchmark": (
+        "config",
+        "envs.base",
+        "envs.make",
+        "files",
+        "interrupt",
+        "log",
+        "machine",
+        "progress",
+        "run_folder",
+        "training",
+    ),
+    "benchmark/grids": ("config", "envs.make"),
     "baselines": ("algorithm", "config", "envs.base", "nn", "policy.returns"),
 }
 """What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""
