@@ -16,6 +16,7 @@ from .grids import Cell, Grid, find_grid
 from .jobs import Job, jobs_of
 from .live import make_board
 from .local import default_jobs, local_workers
+from .parcels import recover
 from .runner import INTERRUPTED, Outcome, Runner
 from .states import require_own, standing
 from .workers import Workers
@@ -90,19 +91,21 @@ def write_output(grid: Grid, root: Path) -> list[Path]:
 def _run(
     grid: Grid, part: Grid, root: Path, jobs: Sequence[Job], options: Options, console: Console
 ) -> int:
-    with interruptible(PROMISE) as is_interrupted:
+    recover(root)
+    left = [job for job in jobs if not job.is_finished(root)]
+    publisher = _Publisher(grid, root, console)
+    seconds = None if options.minutes is None else 60 * options.minutes
+    with contextlib.ExitStack() as stack:
+        workers = stack.enter_context(_make_workers(root, options, len(left)))
         claim(root, grid)
-        left = [job for job in jobs if not job.is_finished(root)]
-        publisher = _Publisher(grid, root, console)
-        with contextlib.ExitStack() as stack:
-            workers = stack.enter_context(_make_workers(root, options, len(left)))
-            board = stack.enter_context(make_board(root, part, console))
-            seconds = None if options.minutes is None else 60 * options.minutes
-            runner = Runner(
-                root, workers, board,
-                retries=options.retries, seconds=seconds, when_finished=publisher.publish,
-            )  # fmt: skip
-            outcome = runner.run(left, is_interrupted)
+        # After the workers: Ray has a mind of its own about signals.
+        is_interrupted = stack.enter_context(interruptible(PROMISE))
+        board = stack.enter_context(make_board(root, part, console))
+        runner = Runner(
+            root, workers, board,
+            retries=options.retries, seconds=seconds, when_finished=publisher.publish,
+        )  # fmt: skip
+        outcome = runner.run(left, is_interrupted)
     publisher.publish()
     _print_end(console, root, jobs, outcome, publisher.written, options.command)
     if outcome.stopped == INTERRUPTED:

@@ -36,8 +36,9 @@ def default_jobs() -> int:
 def local_workers(root: Path, jobs: int, *, mps: bool) -> Iterator[LocalWorkers]:
     gpus = machine.usable_gpus()
     with contextlib.ExitStack() as stack:
-        shared = stack.enter_context(shared_gpu()) if mps and gpus and jobs > 1 else {}
-        common = cache_settings(root) | shared
+        common = cache_settings(root)
+        if mps and gpus and jobs > 1:
+            common |= stack.enter_context(shared_gpu())
         yield LocalWorkers(root, [common | settings for settings in _settings(gpus, jobs)])
 
 
