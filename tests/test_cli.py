@@ -15,7 +15,6 @@ from majepa.cli import main, parse_train
 from majepa.config import ConfigError, TrainConfig, preset
 from majepa.envs.sim import SCENARIOS
 
-
 MAPPO_TABLE = ("benchmark", "paper", "--methods", "mappo")
 
 
