@@ -260,8 +260,8 @@ def test_a_daemon_that_serves_nobody_is_ended_and_done_without(monkeypatch, tmp_
 
 def test_the_daemon_is_for_several_jobs_on_a_gpu_that_want_it(monkeypatch, tmp_path, root):
     fake_daemon(monkeypatch, tmp_path, 0)
-    for jobs, gpus, mps in ((1, ["0"], True), (2, [], True), (2, ["0"], False)):
-        settings_of(monkeypatch, root, jobs, gpus=gpus, cores=8, mps=mps)
+    for jobs, gpus, wanted in ((1, ["0"], True), (2, [], True), (2, ["0"], False)):
+        settings_of(monkeypatch, root, jobs, gpus=gpus, cores=8, mps=wanted)
     assert not (tmp_path / "calls").exists()
     settings = settings_of(monkeypatch, root, 2, gpus=["0"], cores=8, mps=True)
     assert "CUDA_MPS_PIPE_DIRECTORY" in settings[1]

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "policy/returns": ("nn",),
     "report": ("config", "files", "run_folder", "stats"),
     "benchmark": (
+        "__version__",
         "config",
         "envs.base",
         "envs.make",
@@ -45,7 +46,7 @@ MAY_IMPORT = {
         "progress",
         "run_folder",
         "training",
-    ),
+    ),  # fmt: skip
     "benchmark/grids": ("config", "envs.make"),
     "baselines": ("algorithm", "config", "envs.base", "nn", "policy.returns"),
 }
@@ -91,11 +92,11 @@ def test_arrows_go_one_way(part):
 
 def test_importing_prints_nothing_and_starts_no_device_work():
     code = (
-        "import majepa, majepa.envs, majepa.cli, majepa.training\n"
+        "import majepa, majepa.envs, majepa.cli, majepa.training, majepa.benchmark.command\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge.backends_are_initialized()\n"
         "import sys\n"
-        "assert not {'pettingzoo', 'gymnasium', 'matplotlib', 'imageio'} & set(sys.modules)\n"
+        "assert not {'pettingzoo', 'gymnasium', 'matplotlib', 'imageio', 'ray'} & set(sys.modules)\n"
     )
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
