@@ -114,6 +114,7 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         ((*MAPPO_TABLE, "--out", "/proc/grid"), "cannot write into /proc/grid"),
         ((*MAPPO_TABLE, "--cluster", "127.0.0.1:1"), "nobody answers at 127.0.0.1:1"),
         ((*MAPPO_TABLE, "--cluster", "there"), "must be HOST:PORT or auto"),
+        ((*MAPPO_TABLE, "--cluster", "ray://there:10001"), "must be HOST:PORT or auto"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments, message):
