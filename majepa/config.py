@@ -292,7 +292,47 @@ class MappoConfig:
         _check_numbers(self)
 
 
-AlgorithmConfig = MajepaConfig | MappoConfig
+@dataclasses.dataclass(frozen=True)
+class QmixConfig:
+    """QMIX as PyMARL2 has it. The defaults are the paper's."""
+
+    width: int = 64
+    """Of the agents' layers."""
+    mixer_width: int = 32
+    hyper_width: int = 64
+    """Of the networks that make the mixer's weights from the state."""
+    num_envs: int = 8
+    """Episodes between two updates."""
+    capacity: int = 5_000
+    """Episodes in the replay."""
+    batch: int = 128
+    """Episodes of an update; there is none before the replay holds that many."""
+    updates: int = 1
+    """Steps of the optimizer after each round of episodes."""
+    target_every: int = 200
+    """Episodes between two copies of the networks into their targets."""
+    discount: float = 0.99
+    trace: float = 0.6
+    """The λ of the returns."""
+    rate: float = 1e-3
+    adam_eps: float = 1e-8
+    max_gradient: float = 10.0
+    """Largest global norm of the gradient of agent and mixer together."""
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_steps: int = 100_000
+    """Transitions over which the share of random actions falls, linearly."""
+    timeout_is_terminal: bool = True
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _require(
+            self.capacity >= self.batch, "algo.capacity", self.capacity,
+            f"at least the batch of {self.batch} episodes",
+        )  # fmt: skip
+
+
+AlgorithmConfig = MajepaConfig | MappoConfig | QmixConfig
 
 MAPPO_MAPS: Mapping[str, Mapping[str, Any]] = {
     "3s_vs_4z": {"recurrent": False, "frames": 4},
@@ -312,6 +352,7 @@ def _require(good: bool, name: str, seen: object, wanted: str) -> None:
 MAY_BE_ZERO = {"prefill", "model_only_calls"}
 SHARES = {
     "unimix", "ema", "horizon_decay", "uniform", "decay", "discount", "trace", "replay_trace",
+    "epsilon_start", "epsilon_end",
 }  # fmt: skip
 BELOW_ONE = {"dropout", "momentum", "rms", "value_decay"}
 
@@ -414,9 +455,17 @@ DEBUG = MajepaConfig(
 
 MAPPO_DEBUG = MappoConfig(width=16, rollout=20, num_envs=4, epochs=2)
 
+QMIX_TUNED = QmixConfig(num_envs=4, capacity=2_500, batch=64, trace=0.5)
+"""PyMARL2's own settings for few samples: twice as many updates for each transition."""
+QMIX_DEBUG = QmixConfig(
+    width=16, mixer_width=8, hyper_width=8, num_envs=4, capacity=40, batch=8, target_every=16,
+    epsilon_steps=500,
+)  # fmt: skip
+
 PRESETS: Mapping[str, Mapping[str, AlgorithmConfig]] = {
     "majepa": {"small": SMALL, "paper": MajepaConfig(), "debug": DEBUG},
     "mappo": {"paper": MappoConfig(), "debug": MAPPO_DEBUG},
+    "qmix": {"paper": QmixConfig(), "tuned": QMIX_TUNED, "debug": QMIX_DEBUG},
 }
 """Presets by algorithm; the first is what plain `majepa train` takes."""
 
@@ -475,7 +524,7 @@ class TrainConfig:
 
 def algorithm_of(config: AlgorithmConfig) -> str:
     """Name of the algorithm that a config belongs to."""
-    return {MajepaConfig: "majepa", MappoConfig: "mappo"}[type(config)]
+    return {MajepaConfig: "majepa", MappoConfig: "mappo", QmixConfig: "qmix"}[type(config)]
 
 
 def preset(algorithm: str = "majepa", name: str | None = None, env: str = "sim:3m") -> TrainConfig:

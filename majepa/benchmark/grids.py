@@ -83,11 +83,12 @@ class Grid:
     """Budget of every cell; none leaves it to preset and map."""
 
     def __post_init__(self) -> None:
-        for what, items in (
-            ("methods", [method.name for method in self.methods]),
-            ("envs", list(self.envs)),
-            ("seeds", list(self.seeds)),
-        ):
+        named: Mapping[str, list[Any]] = {
+            "methods": [method.name for method in self.methods],
+            "envs": list(self.envs),
+            "seeds": list(self.seeds),
+        }
+        for what, items in named.items():
             if not items:
                 raise ConfigError(f"grid {self.name!r} has no {what}; it needs at least one")
             twice = [item for item in items if items.count(item) > 1]

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from majepa.algorithm import Experience, Metrics
+from majepa.algorithm import Cadence, Experience, Metrics
 from majepa.baselines.mappo import NO_ACTION, Learner, Mappo, Network, Sequences
 from majepa.collect import begin, collect
 from majepa.config import ConfigError, MappoConfig, preset
@@ -534,7 +534,7 @@ def test_settings_of_single_maps(map_name, recurrent, frames, epochs, clip):
     got = (config.recurrent, config.frames, config.epochs, config.clip)
     assert got == (recurrent, frames, epochs, clip)
     algorithm = Mappo(config, make_env(map_name).spec)
-    assert algorithm.cadence == (8, 400)
+    assert algorithm.cadence == Cadence(8, 400)
     assert algorithm.sequence == (10 if recurrent else 1)
 
 

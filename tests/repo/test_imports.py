@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "policy/critic": ("config", "nn"),
     "policy/returns": ("nn",),
     "report": ("config", "files", "run_folder", "stats"),
-    "baselines": ("algorithm", "config", "envs.base", "nn", "policy.returns"),
+    "episode_replay": (),
+    "baselines": ("algorithm", "config", "envs.base", "episode_replay", "nn", "policy.returns"),
 }
 """What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""
 
