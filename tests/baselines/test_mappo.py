@@ -13,13 +13,14 @@ import optax
 import pytest
 
 from majepa.algorithm import Experience, Metrics
-from majepa.baselines.mappo import NO_ACTION, Learner, Mappo, Network, Sequences
+from majepa.baselines.mappo import Learner, Mappo, Network, Sequences
 from majepa.collect import begin, collect
 from majepa.config import ConfigError, MappoConfig, preset
 from majepa.envs import make_env
 from majepa.envs.base import EnvSpec, TimeStep
 from majepa.nn.dists import log_prob_of, masked_log_probs
 from majepa.policy.returns import ValueNorm, clipped_surrogate, gae
+from majepa.policy.rollout import NO_ACTION
 
 NUM_AGENTS, NUM_ACTIONS = 2, 3
 
@@ -279,7 +280,7 @@ def test_advantages_equal_a_loop_over_episodes(ends):
         if ends:
             step, final = (x._replace(is_terminal=x.is_last) for x in (step, final))
         data = played_data._replace(rows=played_data.rows._replace(step=step), final=final)
-        returns, advantage, decides = jax.jit(algorithm.advantages)(learner, data)
+        returns, advantage, decides = jax.jit(algorithm.outcomes)(learner, data)
         act = jax.jit(functools.partial(algorithm.act, greedy=True))
         last = act(learner, data.final_carry, final, jax.random.key(0)).kept.value
         value = jnp.concatenate([data.rows.kept.value, last[None]])
