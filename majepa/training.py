@@ -27,7 +27,14 @@ from rich.console import Console
 from . import checkpoint
 from .algorithm import Algorithm, Experience, Metrics
 from .collect import Counts, Stream, begin, check_health, collect
-from .config import AlgorithmConfig, ConfigError, MajepaConfig, MappoConfig, TrainConfig
+from .config import (
+    AlgorithmConfig,
+    ConfigError,
+    MajepaConfig,
+    MappoConfig,
+    MatConfig,
+    TrainConfig,
+)
 from .envs.base import Env, EnvSpec
 from .envs.make import make_env
 from .evaluation import EVALUATION_SEED, Evaluation, evaluate
@@ -171,6 +178,10 @@ def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
             from .baselines.mappo import Mappo
 
             return Mappo(config.algo, spec)
+        case MatConfig():
+            from .baselines.mat import Mat
+
+            return Mat(config.algo, spec)
 
 
 def load_run(
