@@ -449,7 +449,7 @@ DEBUG = MajepaConfig(
 """MA-JEPA at its smallest: everything happens, nothing is learned."""
 
 # A budget of 100,000 transitions is 31 of the paper's rollouts and 465 steps of the optimizer: too
-# few to show what these methods can do. Rollouts a quarter as long, in two parts, give 2,500.
+# few to show what these methods can do. Rollouts a quarter as large, in two parts, give 2,500.
 MAPPO_TUNED = MappoConfig(rollout=100, epochs=10, minibatches=2)
 MAPPO_DEBUG = MappoConfig(width=16, rollout=20, num_envs=4, epochs=2)
 MAT_TUNED = MatConfig(num_envs=16, rollout=50, epochs=10, minibatches=2)
