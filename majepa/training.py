@@ -28,7 +28,15 @@ from rich.console import Console
 from . import checkpoint
 from .algorithm import Algorithm, Experience, Metrics
 from .collect import Collected, Counts, Stream, begin, check_health, collect
-from .config import AlgorithmConfig, ConfigError, MajepaConfig, MappoConfig, QmixConfig, TrainConfig
+from .config import (
+    AlgorithmConfig,
+    ConfigError,
+    MajepaConfig,
+    MappoConfig,
+    MatConfig,
+    QmixConfig,
+    TrainConfig,
+)
 from .envs.base import Env, EnvSpec
 from .envs.make import make_env
 from .evaluation import EVALUATION_SEED, Evaluation, evaluate
@@ -238,6 +246,10 @@ def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
             from .baselines.qmix import Qmix
 
             return Qmix(config.algo, spec, steps=config.steps)
+        case MatConfig():
+            from .baselines.mat import Mat
+
+            return Mat(config.algo, spec)
 
 
 def load_run(

@@ -392,12 +392,13 @@ def test_any_algorithm_is_drawn_by_the_prefixes_of_its_metrics(folder):
     assert not {"seconds/learning", "evaluation/win_rate"} & drawn
 
 
-def test_mappo_has_its_own_chapters(folder):
-    change_config(folder, algo=to_json(preset("mappo", None, "sim:3m"))["algo"])
+@pytest.mark.parametrize(("algorithm", "title"), [("mappo", "MAPPO"), ("mat", "MAT")])
+def test_baselines_have_chapters_of_their_own(folder, algorithm, title):
+    change_config(folder, algo=to_json(preset(algorithm, None, "sim:3m"))["algo"])
     lines = [line | {"actor/entropy": 1.0, "critic/explained_variance": 0.5} for line in LINES]
     write_lines(folder / "metrics.jsonl", lines)
     page = page_of(folder)
-    assert page.all("h1")[0].text == "MAPPO on 3m"
+    assert page.all("h1")[0].text == f"{title} on 3m"
     assert figure(page, "Explained variance") and figure(page, "Entropy")
 
 

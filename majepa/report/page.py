@@ -22,7 +22,7 @@ WHICH = {
     "stopped": "Win rate at the early stop",
     "unfinished": "Win rate so far",
 }
-ALGORITHMS = {"majepa": "MA-JEPA", "mappo": "MAPPO"}
+ALGORITHMS = {"majepa": "MA-JEPA", "mappo": "MAPPO", "mat": "MAT"}
 """Names as people write them."""
 
 

@@ -28,13 +28,23 @@ MAY_IMPORT = {
     "replay": ("algorithm", "config", "envs.base"),
     "world_model": ("config", "envs.base", "nn", "replay"),
     "imagine": ("config", "nn", "replay", "world_model"),
-    "policy": ("config", "imagine", "nn", "replay"),
+    "policy": ("algorithm", "config", "envs.base", "imagine", "nn", "replay"),
     "policy/actor": ("config", "nn"),
     "policy/critic": ("config", "nn"),
+    "policy/ppo": ("config", "imagine", "nn", "policy", "replay"),
     "policy/returns": ("nn",),
+    "policy/rollout": ("algorithm", "envs.base", "nn", "policy.returns"),
     "report": ("config", "files", "run_folder", "stats"),
     "episode_replay": (),
-    "baselines": ("algorithm", "config", "envs.base", "episode_replay", "nn", "policy.returns"),
+    "baselines": (
+        "algorithm",
+        "config",
+        "envs.base",
+        "episode_replay",
+        "nn",
+        "policy.returns",
+        "policy.rollout",
+    ),
 }
 """What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""
 
