@@ -33,8 +33,25 @@ MAY_IMPORT = {
     "policy/critic": ("config", "nn"),
     "policy/returns": ("nn",),
     "report": ("config", "files", "run_folder", "stats"),
+    "benchmark/published": (),
+    "benchmark/grids": ("config", "envs.make"),
+    "benchmark/results": ("benchmark.grids", "config", "report", "run_folder"),
+    "benchmark/data_files": ("benchmark.grids", "benchmark.results", "report"),
+    "benchmark/curves": ("benchmark.grids", "benchmark.results"),
+    "benchmark/scores": ("benchmark.published", "benchmark.results", "stats"),
+    "benchmark/aggregates": ("benchmark.grids", "benchmark.results", "stats"),
+    "benchmark/tables": (
+        "benchmark.aggregates", "benchmark.data_files", "benchmark.published",
+        "benchmark.results", "benchmark.scores", "stats",
+    ),
+    "benchmark/comparison": (
+        "benchmark.published", "benchmark.results", "benchmark.scores", "benchmark.tables",
+        "stats",
+    ),
+    "benchmark/page": ("benchmark", "report"),
+    "benchmark/output": ("benchmark", "files"),
     "baselines": ("algorithm", "config", "envs.base", "nn", "policy.returns"),
-}
+}  # fmt: skip
 """What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""
 
 
