@@ -230,7 +230,7 @@ def _result(cell: Cell, run: Run, config: TrainConfig, place: str) -> Result:
 def _final_episodes(run: Run, actions: Actions, expected: int) -> list[Record]:
     """The episodes behind the last line of the metrics: all of them, once, and in agreement."""
     episodes = run.episodes_of(run.last, actions)
-    numbers = {one.get("episode") for one in episodes}
+    numbers = {one for episode in episodes if isinstance(one := episode.get("episode"), int)}
     if len(episodes) != expected or numbers != set(range(expected)):
         raise _Damage(
             f"{EVALUATIONS} holds {len(numbers)} different final {actions} episodes in "

@@ -109,6 +109,14 @@ def change_last_line(run: Path, name: str, **fields: object) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "episode lost": (without_last_episode, "holds 9 different final sampled episodes in 9 lines"),
     "episode twice": (with_an_episode_twice, "10 different final sampled episodes in 11 lines"),
+    "episode in place of another": (
+        lambda run: change_last_line(run, "evaluations.jsonl", episode=0),
+        "9 different final sampled episodes in 10 lines",
+    ),
+    "episode without number": (
+        lambda run: change_last_line(run, "evaluations.jsonl", episode=[]),
+        "9 different final sampled episodes in 10 lines",
+    ),
     "episode without outcome": (
         lambda run: change_last_line(run, "evaluations.jsonl", won="yes"),
         "episode without its outcome",
