@@ -28,23 +28,19 @@ from ..nn.optim import apply_update
 from ..nn.recurrent import GRU, LayerNorm, orthogonal_linear
 from ..policy.returns import ValueNorm
 from ..policy.rollout import (
-    NO_ACTION,
     Decided,
     Outcomes,
     actor_loss,
-    agent_view,
     clipped_adam,
     learn_in_epochs,
     moved_statistics,
     outcomes,
     rollout_metrics,
     standardised_advantage,
-    team_views,
     to_agents,
-    unless_first,
     value_loss,
-    view_size,
 )
+from ..policy.view import NO_ACTION, agent_view, team_views, unless_first, view_size
 
 
 class Network(eqx.Module):

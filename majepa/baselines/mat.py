@@ -30,7 +30,6 @@ from ..nn.recurrent import LayerNorm, orthogonal_linear
 from ..nn.transformer import attention_weights
 from ..policy.returns import ValueNorm
 from ..policy.rollout import (
-    NO_ACTION,
     Decided,
     actor_loss,
     clipped_adam,
@@ -39,11 +38,9 @@ from ..policy.rollout import (
     outcomes,
     rollout_metrics,
     standardised_advantage,
-    team_views,
-    unless_first,
     value_loss,
-    view_size,
 )
+from ..policy.view import NO_ACTION, team_views, unless_first, view_size
 
 GAIN = 0.01
 """Of the weights at the start, where no GELU follows."""

@@ -28,9 +28,7 @@ from ..nn.means import masked_mean
 from ..nn.optim import apply_update
 from ..nn.recurrent import GRU, uniform_linear
 from ..policy.returns import gae
-
-NO_ACTION = -1
-"""The last action of an agent that has not acted yet; its one-hot code is zero."""
+from ..policy.view import NO_ACTION, agent_view, team_views, unless_first, view_size
 
 
 def _linear(size_in: int, size_out: int, *, key: Key[Array, ""]) -> Linear:
@@ -178,9 +176,8 @@ class Qmix:
     def init(self, key: Key[Array, ""]) -> Learner:
         key_agent, key_mixer = jax.random.split(key)
         spec, config = self.spec, self.config
-        views = spec.observation_size + spec.num_actions + spec.num_agents
         networks = Networks(
-            Agent(views, spec.num_actions, config.width, key=key_agent),
+            Agent(view_size(spec), spec.num_actions, config.width, key=key_agent),
             Mixer(spec.num_agents, spec.state_size, config, key=key_mixer),
         )
         zero = jnp.zeros((), jnp.int32)
@@ -272,22 +269,11 @@ class Qmix:
         agent: Int[Array, "B N"],
     ) -> tuple[Float[Array, "B N A"], Float[Array, "B N W"]]:
         """Log-probabilities of all actions, and the hidden states after the row."""
+        last_action = unless_first(memory.last_action, is_first)
+        view = agent_view(self.spec, observation, last_action, agent)
         starts = jnp.broadcast_to(is_first[:, None], agent.shape)
-        last_action = jnp.where(starts, NO_ACTION, memory.last_action)
-        view = self.view(observation, last_action, agent)
         values, hidden = executor.agent(view[None], starts[None], memory.hidden)
         return exploring(values[0], legal, executor.epsilon), hidden
-
-    def view(
-        self,
-        observation: Float[Array, "*b N O"],
-        last_action: Int[Array, "*b N"],
-        agent: Int[Array, "*b N"],
-    ) -> Float[Array, "*b N V"]:
-        """What an agent sees: its own observation, its own last action and who it is."""
-        actions = jax.nn.one_hot(last_action, self.spec.num_actions)
-        ids = jax.nn.one_hot(agent, self.spec.num_agents)
-        return jnp.concatenate([observation, actions, ids], axis=-1)
 
     def update(
         self, state: Learner, data: Experience, key: Key[Array, ""]
@@ -370,9 +356,8 @@ class Qmix:
         shape = rows.action.shape
         before = jnp.full((1, *shape[1:]), NO_ACTION, rows.action.dtype)
         last_action = jnp.concatenate([before, rows.action[:-1]])
-        ids = jnp.broadcast_to(jnp.arange(shape[2]), shape)
         starts = jnp.broadcast_to(jnp.arange(shape[0])[:, None, None] == 0, shape)
-        view = self.view(rows.observation, last_action, ids)
+        view = team_views(self.spec, rows.observation, last_action)
         return agent(view, starts, jnp.zeros((*shape[1:], self.config.width)))[0]
 
     def returns(

@@ -20,7 +20,7 @@ from majepa.config import ConfigError, MappoConfig, preset
 from majepa.envs import make_env
 from majepa.nn.dists import log_prob_of, masked_log_probs
 from majepa.policy.returns import ValueNorm, clipped_surrogate, gae
-from majepa.policy.rollout import NO_ACTION
+from majepa.policy.view import NO_ACTION
 
 CONFIG = MappoConfig(
     width=8, num_envs=3, rollout=16, chunk=4, epochs=2, timeout_is_terminal=False

@@ -13,14 +13,14 @@ import pytest
 from drawn import drawn, jit
 from matching import NUM_ACTIONS, NUM_AGENTS, Matching
 
-from majepa.algorithm import Algorithm, Decentralised, Experience, Metrics
+from majepa.algorithm import Algorithm, Cadence, Decentralised, Experience, Metrics
 from majepa.baselines.mat import JointSteps, Learner, Mat, Network
 from majepa.collect import begin, collect
 from majepa.config import MatConfig, preset
 from majepa.envs import make_env
 from majepa.nn.dists import log_prob_of, masked_log_probs
 from majepa.policy.returns import ValueNorm
-from majepa.policy.rollout import NO_ACTION, view_size
+from majepa.policy.view import NO_ACTION, view_size
 
 CONFIG = MatConfig(
     width=8, blocks=2, heads=2, num_envs=3, rollout=16, epochs=2, timeout_is_terminal=False
@@ -385,7 +385,7 @@ def test_the_settings_of_the_paper():
     assert isinstance(config, MatConfig)
     env = make_env("3m")
     algorithm = Mat(config, env.spec)
-    assert algorithm.cadence == (32, 100)
+    assert algorithm.cadence == Cadence(32, 100)
     assert algorithm.timeout_is_terminal
     assert not ALGORITHM.timeout_is_terminal
     network = jax.eval_shape(algorithm.init, jax.random.key(0)).network

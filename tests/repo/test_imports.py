@@ -33,19 +33,32 @@ MAY_IMPORT = {
     "policy/critic": ("config", "nn"),
     "policy/ppo": ("config", "imagine", "nn", "policy", "replay"),
     "policy/returns": ("nn",),
-    "policy/rollout": ("algorithm", "envs.base", "nn", "policy.returns"),
+    "policy/rollout": ("algorithm", "nn", "policy.returns"),
+    "policy/view": ("envs.base",),
     "report": ("config", "files", "run_folder", "stats"),
     "episode_replay": (),
-    "baselines": (
-        "algorithm",
-        "config",
-        "envs.base",
-        "episode_replay",
-        "nn",
-        "policy.returns",
-        "policy.rollout",
+    "benchmark/published": (),
+    "benchmark/grids": ("config", "envs.make"),
+    "benchmark/results": ("benchmark.grids", "config", "report", "run_folder"),
+    "benchmark/data_files": ("benchmark.grids", "benchmark.results", "report"),
+    "benchmark/curves": ("benchmark.grids", "benchmark.results"),
+    "benchmark/scores": ("benchmark.published", "benchmark.results", "stats"),
+    "benchmark/aggregates": ("benchmark.grids", "benchmark.results", "stats"),
+    "benchmark/tables": (
+        "benchmark.aggregates", "benchmark.data_files", "benchmark.published",
+        "benchmark.results", "benchmark.scores", "stats",
     ),
-}
+    "benchmark/comparison": (
+        "benchmark.published", "benchmark.results", "benchmark.scores", "benchmark.tables",
+        "stats",
+    ),
+    "benchmark/page": ("benchmark", "report"),
+    "benchmark/output": ("benchmark", "files"),
+    "baselines": (
+        "algorithm", "config", "envs.base", "episode_replay", "nn", "policy.returns",
+        "policy.rollout", "policy.view",
+    ),
+}  # fmt: skip
 """What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""
 
 
