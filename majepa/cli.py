@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,6 +158,47 @@ def doctor(
     from .doctor import doctor as check
 
     sys.exit(check(Run(algorithm, preset, env, steps), as_json=as_json))
+
+
+@app.command(name="benchmark")
+def benchmark(
+    name: Annotated[str, tyro.conf.Positional],
+    out: Path | None = None,
+    jobs: int | None = None,
+    methods: tuple[str, ...] | None = None,
+    maps: tuple[str, ...] | None = None,
+    seeds: tuple[int, ...] | None = None,
+    retries: int = 2,
+    minutes: float | None = None,
+    dry_run: bool = False,
+    mps: bool = True,
+    cluster: str | None = None,
+    cpus_per_job: int | None = None,
+    gpus_per_job: float | None = None,
+) -> None:
+    """Run a grid of methods, maps and seeds, or go on with it, and write tables of the results.
+
+    Args:
+        name: paper, calibration, ablation, or a file of your own grid that ends in .json.
+        out: Folder of the grid; runs/benchmark-NAME if not given.
+        jobs: How many jobs at a time; if not given, as many as this machine, or the cluster, holds.
+        methods: Only these methods of the grid.
+        maps: Only these maps.
+        seeds: Only these seeds.
+        retries: How often a job that fails is tried again, from its last checkpoint.
+        minutes: Wall time after which jobs save and end; the same command goes on.
+        dry_run: Only print what would be run, and how far it is.
+        mps: Let jobs share an NVIDIA GPU through NVIDIA's multi-process service, if there is one.
+        cluster: Run on the Ray cluster at this address, HOST:PORT or auto, not on this machine.
+        cpus_per_job: Of the cluster; 2 if not given.
+        gpus_per_job: Of the cluster; 0.125 where it has GPUs and 0 elsewhere if not given.
+    """
+    from .benchmark.command import Options
+    from .benchmark.command import benchmark as run
+
+    again = shlex.join(["majepa", *sys.argv[1:]])
+    options = Options(again, out, jobs, retries, minutes, mps, cluster, cpus_per_job, gpus_per_job)
+    sys.exit(run(name, options, methods=methods, maps=maps, seeds=seeds, dry_run=dry_run))
 
 
 @app.command(name="train")

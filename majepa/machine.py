@@ -34,20 +34,53 @@ def cuda_plugins(installed: Mapping[str, str]) -> dict[str, str]:
 
 def nvidia_gpu() -> str | None:
     """By what an NVIDIA GPU shows, if there is one."""
-    if shutil.which("nvidia-smi"):
-        try:
-            answer = subprocess.run(
-                ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-        else:
-            if answer.returncode == 0 and answer.stdout.startswith("GPU "):
-                return answer.stdout.splitlines()[0].partition(" (UUID")[0]
+    listed = _nvidia_smi()
+    if listed.startswith("GPU "):
+        return listed.splitlines()[0].partition(" (UUID")[0]
     for place in (Path("/dev/nvidia0"), Path("/proc/driver/nvidia/gpus")):
         if place.exists():
             return str(place)
     return None
+
+
+def _nvidia_smi() -> str:
+    """A line for each GPU, or nothing."""
+    if not shutil.which("nvidia-smi"):
+        return ""
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout if answer.returncode == 0 else ""
+
+
+def usable_gpus() -> list[str]:
+    """NVIDIA GPUs that JAX would compute on, as `CUDA_VISIBLE_DEVICES` names them.
+
+    Asks neither JAX nor CUDA, so that nothing is started on them.
+    """
+    platforms = os.environ.get("JAX_PLATFORMS") or "cuda"
+    asked = platforms.partition(",")[0] in ("cuda", "gpu")
+    if not asked or nvidia_gpu() is None or not cuda_plugins(installed_packages()):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name not in ("", "-1")]
+    return [str(index) for index in range(max(1, _listed_gpus()))]
+
+
+def _listed_gpus() -> int:
+    listed = _nvidia_smi()
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def jax_devices() -> list[Device]:

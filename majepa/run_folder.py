@@ -57,7 +57,7 @@ def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
 def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
     """Make sure that a folder holds this very run, in the world that it began in."""
     stored = read_config(folder)
-    for name, before, now in _differences(to_json(stored), to_json(config)):
+    for name, before, now in differences(to_json(stored), to_json(config)):
         raise ConfigError(
             f"{folder} was started with {name} = {before!r}, not {now!r}; "
             "a run continues with its own settings"
@@ -149,13 +149,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _differences(
+def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
     """Fields of two configs that differ, as (name, one value, other value)."""
     for name in {**one, **other}:
         before, now = one.get(name), other.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            yield from _differences(before, now, f"{prefix}{name}.")
+            yield from differences(before, now, f"{prefix}{name}.")
         elif before != now:
             yield f"{prefix}{name}", before, now

@@ -10,12 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
-import signal
-import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,6 +36,7 @@ from .config import (
 from .envs.base import Env, EnvSpec
 from .envs.make import make_env
 from .evaluation import EVALUATION_SEED, Evaluation, evaluate
+from .interrupt import interruptible
 from .log import Averages, Clock, JsonLines, cut_back, episode_records, evaluation_metrics
 from .progress import Remaining, clock_time, make_progress
 from .run_folder import (
@@ -171,7 +168,7 @@ def _train(
         else:
             claim(folder, config, env.spec)
     clock = Clock()
-    with _interruptible() as is_interrupted, contextlib.ExitStack() as opened:
+    with interruptible(PROMISE) as is_interrupted, contextlib.ExitStack() as opened:
         starts = [_start(plan, algorithm, env, clock) for plan in plans]
         clock.go_on_from(
             max((start.seconds for start in starts), key=lambda spent: spent["elapsed"])
@@ -286,6 +283,7 @@ def named_key(seed: int, name: str) -> Key[Array, ""]:
 
 
 INTERRUPTED = "interrupted"
+PROMISE = "stopping after this batch; Ctrl-C again stops at once, unsaved"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -642,33 +640,3 @@ def _crosses(before: int, after: int, every: int) -> bool:
 
 def _patience(config: AlgorithmConfig) -> int:
     return config.optimizer.patience if isinstance(config, MajepaConfig) else PATIENCE
-
-
-IMPATIENT = 1.0
-"""Seconds after which another Ctrl-C is a second one, not an echo of the first."""
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C or SIGTERM ask for an end after this batch; another Ctrl-C ends at once."""
-    asked: list[float] = []
-
-    def ask(number: int, _: object) -> None:
-        if asked and number == signal.SIGINT and time.monotonic() - asked[0] > IMPATIENT:
-            raise KeyboardInterrupt
-        if not asked:
-            asked.append(time.monotonic())
-            # Not through the console, which may be in the middle of a line.
-            os.write(2, b"stopping after this batch; Ctrl-C again stops at once, unsaved\n")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: bool(asked)
-        return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in previous:
-        signal.signal(number, ask)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "algorithm": ("envs.base",),
     "stats": (),
     "files": (),
+    "interrupt": (),
     "recording": ("__version__", "envs", "files"),
     "viewer": ("envs.sim", "recording"),
     "checkpoint": ("__version__", "files"),
@@ -37,6 +38,10 @@ MAY_IMPORT = {
     "policy/view": ("envs.base",),
     "report": ("config", "files", "run_folder", "stats"),
     "episode_replay": (),
+    "benchmark": (
+        "config", "envs.base", "envs.make", "files", "interrupt", "log", "machine", "progress",
+        "report", "run_folder", "stats", "training",
+    ),
     "benchmark/published": (),
     "benchmark/grids": ("config", "envs.make"),
     "benchmark/results": ("benchmark.grids", "config", "report", "run_folder"),

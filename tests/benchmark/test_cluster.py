@@ -1,0 +1,110 @@
+"""A grid on a real Ray cluster of this machine, which loses one of its nodes on the way."""
+
+import functools
+import json
+import socket
+import threading
+import time
+
+import pytest
+from rich.console import Console
+from tiny_grids import TINY, write_grid
+
+from majepa.benchmark import cluster, command
+from majepa.benchmark.command import Options, benchmark
+from majepa.config import ConfigError
+
+pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The grid as this machine runs it; what was compiled for it is kept."""
+    folder = tmp_path_factory.mktemp("whole")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
+    patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setattr(command, "write_output", lambda grid, root: [])
+    options = Options("", out=folder / "grid", jobs=2)
+    assert benchmark(write_grid(TINY, folder), options, console=Console()) == 0
+    yield folder / "grid"
+    patch.undo()
+
+
+@pytest.fixture
+def nodes():
+    """A head that takes no jobs, and two nodes with room for one job each."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "object_store_memory": 100 << 20,
+            "include_dashboard": False,
+        },
+    )
+    workers = [made.add_node(num_cpus=1, object_store_memory=100 << 20) for _ in range(2)]
+    yield made, workers
+    made.shutdown()
+
+
+def lose_a_node(made, workers, root):
+    """Take away a node once both jobs have saved something, and put another in its place."""
+
+    def wait_and_remove():
+        while len(list(root.glob("cells/*/checkpoints/last.safetensors"))) < 2:
+            time.sleep(0.05)
+        made.remove_node(workers[0], allow_graceful=False)
+        made.add_node(num_cpus=1, object_store_memory=100 << 20)
+
+    thread = threading.Thread(target=wait_and_remove, daemon=True)
+    thread.start()
+    return thread
+
+
+def final_episodes(root):
+    found = {}
+    for cell in TINY.cells():
+        text = (root / "cells" / cell.name / "evaluations.jsonl").read_text()
+        found[cell.name] = [line for line in text.splitlines() if '"final"' in line]
+    return found
+
+
+@pytest.mark.parametrize("may_share", [False, True])
+def test_a_grid_survives_the_loss_of_a_machine(whole, nodes, tmp_path, monkeypatch, may_share):
+    made, workers = nodes
+    root = tmp_path / "grid"
+    patient = functools.partial(cluster.cluster_workers, may_share=may_share, report_seconds=0.2)
+    monkeypatch.setattr(cluster, "cluster_workers", patient)
+    thread = lose_a_node(made, workers, root)
+    options = Options("", out=root, cluster=made.address, retries=0)
+    code = benchmark(write_grid(TINY, tmp_path), options, console=Console())
+    thread.join()
+    events = [json.loads(line) for line in (root / "jobs.jsonl").read_text().splitlines()]
+    reasons = [event.get("reason", "") for event in events if event["event"] == "failed"]
+    assert code == 0, reasons
+    assert len(reasons) == 1 and "its machine was lost" in reasons[0]
+    lost = next(event["job"] for event in events if event["event"] == "failed")
+    log = (root / "jobs" / f"{lost}.log").read_text()
+    # It went on where it was, on another machine.
+    assert " starts; " in log and " continues at " in log
+    assert final_episodes(root) == final_episodes(whole)
+    assert all(len(episodes) == 8 for episodes in final_episodes(root).values())
+
+
+def test_jobs_that_no_machine_can_hold_are_refused(nodes, tmp_path):
+    made, _ = nodes
+    options = Options("", out=tmp_path / "grid", cluster=made.address, cpus_per_job=64)
+    with pytest.raises(ConfigError, match="no machine of the cluster has the 64 CPUs"):
+        benchmark(write_grid(TINY, tmp_path), options)
+
+
+def test_a_port_where_no_cluster_is(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        options = Options("", out=tmp_path / "grid", cluster=address)
+        with pytest.raises(ConfigError, match=f"nobody answers at {address}"):
+            benchmark(write_grid(TINY, tmp_path), options)
