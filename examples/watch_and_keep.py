@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from majepa.recording import record, write
-from majepa.team import TeamPlayer, open_run
+from majepa.team import make_player, open_run
 from majepa.viewer.page import to_html
 from majepa.watch import write_video
 
 
 def main(run: Path, battles: int = 5) -> Path:
     opened = open_run(run)
-    player = TeamPlayer(opened, greedy=True)
+    player = make_player(opened, greedy=True)
     recordings = [record(opened.env, player, seed=seed) for seed in range(battles)]
     best = max(recordings, key=lambda one: one.steps[-1].total_reward)
 

@@ -28,6 +28,8 @@ class Cadence(NamedTuple):
     num_envs: int
     rows: int
     """Rows from each environment between two updates, the first rows of episodes included."""
+    whole_episodes: bool = False
+    """One fresh episode from each environment instead; `rows` is the most transitions it has."""
 
 
 class Decision(NamedTuple):
@@ -49,7 +51,11 @@ class Row(NamedTuple):
 
 
 class Experience(NamedTuple):
-    """The rows between two updates, time first: `[T, B, ...]`."""
+    """The rows between two updates, time first: `[T, B, ...]`.
+
+    Whole episodes begin with the first row and end with their last one; the rows after it, up to
+    the longest that an episode can be, are zero.
+    """
 
     rows: Row
     final: TimeStep

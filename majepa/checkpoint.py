@@ -47,17 +47,40 @@ class Snapshot(NamedTuple):
     keys: dict[str, str]
     """Kind of generator, for random keys."""
     meta: dict[str, Any]
+    omitted: tuple[str, ...] = ()
+    """Leaves that were left out; whoever loads the file gets zeros for them."""
 
 
-def snapshot(tree: Any, meta: Mapping[str, Any] | None = None) -> Snapshot:
-    """Copy every leaf of a tree; `meta` is plain data to keep with it."""
-    leaves = _named_leaves(tree)
+def snapshot(
+    tree: Any, meta: Mapping[str, Any] | None = None, *, without: str | None = None
+) -> Snapshot:
+    """Copy the leaves of a tree, except for a branch; `meta` is plain data to keep with them."""
+    every = _named_leaves(tree)
+    leaves = {name: leaf for name, leaf in every.items() if not _is_under(name, without)}
     keys = {name: _key_impl(leaf) for name, leaf in leaves.items() if _is_key(leaf)}
     plain = {
         name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in leaves.items()
     }
     arrays = {name: np.array(array) for name, array in jax.device_get(plain).items()}
-    return Snapshot(arrays, keys, dict(meta or {}))
+    omitted = tuple(name for name in every if name not in leaves)
+    return Snapshot(arrays, keys, dict(meta or {}), omitted)
+
+
+def _is_under(name: str, branch: str | None) -> bool:
+    return branch is not None and f"{name}/".startswith(f"{branch}/")
+
+
+def prune(path: Path, branch: str) -> None:
+    """Write a checkpoint again without a branch of its tree, if it has that branch."""
+    header = _header(path)
+    with _opened(path) as file:
+        names = [name for name in file.keys() if _is_under(name, branch)]  # noqa: SIM118
+        if not names:
+            return
+        rest = [name for name in file.keys() if name not in names]  # noqa: SIM118
+        arrays = {name: _intact(path, name, file, header) for name in rest}
+    keys = {name: impl for name, impl in header["keys"].items() if name in arrays}
+    write(path, Snapshot(arrays, keys, header["meta"], (*header["omitted"], *names)))
 
 
 def save(path: Path, tree: Any, meta: Mapping[str, Any] | None = None) -> None:
@@ -127,6 +150,7 @@ def _write_safetensors(file: Any, taken: Snapshot) -> None:
         "keys": taken.keys,
         "dtypes": {name: array.dtype.name for name, array in order},
         "checksums": {name: _checksum(array) for name, array in order},
+        "omitted": taken.omitted,
         "meta": taken.meta,
     })  # fmt: skip
     header: dict[str, Any] = {
@@ -162,19 +186,28 @@ def load(path: Path, like: Any) -> Any:
     header = _header(path)
     with _opened(path) as file:
         stored = set(file.keys())
+        omitted = set(header["omitted"])
         for name in wanted:
-            if name not in stored:
+            if name not in stored | omitted:
                 raise CheckpointError(f"{path} has no leaf {name!r}, which this run needs")
         for name in sorted(stored):
             if name not in wanted:
                 raise CheckpointError(f"{path} has a leaf {name!r} that this run does not know")
         leaves = []
         for name, leaf in wanted.items():
-            array = file.get_tensor(name)
-            if _checksum(array) != header["checksums"].get(name):
-                raise CheckpointError(f"{path} is damaged: leaf {name!r} is not what was written")
-            leaves.append(_restore(path, name, array, header["keys"].get(name), leaf))
+            if name in stored:
+                array = _intact(path, name, file, header)
+                leaves.append(_restore(path, name, array, header["keys"].get(name), leaf))
+            else:
+                leaves.append(jnp.zeros(leaf.shape, leaf.dtype))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _intact(path: Path, name: str, file: Any, header: Mapping[str, Any]) -> np.ndarray:
+    array = file.get_tensor(name)
+    if _checksum(array) != header["checksums"].get(name):
+        raise CheckpointError(f"{path} is damaged: leaf {name!r} is not what was written")
+    return array
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -224,7 +257,7 @@ def _header(path: Path) -> dict[str, Any]:
         )
     if stored.get("checksum") != str(zlib.crc32(stored["majepa"].encode())):
         raise CheckpointError(f"{path} is damaged: its header is not what was written")
-    return header
+    return {"omitted": [], **header}
 
 
 def _restore(path: Path, name: str, array: np.ndarray, impl: str | None, like: Any) -> Any:

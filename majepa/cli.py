@@ -148,7 +148,7 @@ def doctor(
     """Check this machine for a run: versions, devices, memory, disk, a battle; exit code 1 if bad.
 
     Args:
-        algorithm: Of the run to check for: majepa or mappo.
+        algorithm: Of the run to check for: majepa, mappo or mat.
         preset: As `majepa train` takes it.
         env: As `majepa train` takes it.
         steps: As `majepa train` takes it; the budget of the preset and map if not given.
@@ -203,7 +203,7 @@ def benchmark(
 
 @app.command(name="train")
 def _train_entry() -> None:
-    """Train agents: MA-JEPA by default, `majepa train mappo` for MAPPO; `--resume RUN` goes on."""
+    """Train agents: MA-JEPA, or a baseline as in `majepa train mappo`; `--resume RUN` goes on."""
     train(["--help"])
 
 
@@ -215,10 +215,10 @@ class TrainCommand:
     """
 
     algorithm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGORITHM")]
-    """majepa or mappo; it comes before all flags."""
+    """majepa, mappo or mat; it comes before all flags."""
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: str | None = None
-    """small, paper or debug for majepa; paper or debug for mappo."""
+    """small, paper or debug for majepa; paper, tuned or debug for mappo and mat."""
     out: Path | None = None
     """Folder of the run; by default a new one under runs/."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None

@@ -1,9 +1,9 @@
 """Experience from a batch of environments: act, record, step.
 
-`collect` continues a `Stream` for a number of rows and returns them as the `Experience` of one
-update, with what the loop counts and with the health of the rows. The stream stays truthful about
-time limits; `timeout_is_terminal` is applied here, to the rows that a learner gets, and nowhere
-else.
+`collect` continues a `Stream` for a number of rows, or to the end of one episode of each
+environment, and returns them as the `Experience` of one update, with what the loop counts and
+with the health of the rows. The stream stays truthful about time limits; `timeout_is_terminal` is
+applied here, to the rows that a learner gets, and nowhere else.
 """
 
 from __future__ import annotations
@@ -77,29 +77,99 @@ def begin(algorithm: Algorithm, env: Env, keys: Key[Array, " B"]) -> Stream:
 def collect(
     algorithm: Algorithm, env: Env, state: Any, stream: Stream, key: Key[Array, ""], *, rows: int
 ) -> Collected:
-    """`rows` rows from each environment, and the row that follows them."""
+    """`rows` rows or whole episodes from each environment, and the row that follows them."""
+    gather = _collect_episodes if algorithm.cadence.whole_episodes else _collect_rows
+    gathered = gather(algorithm, env, state, stream, key, rows=rows)
+    data = gathered.data
+    if algorithm.timeout_is_terminal:
+        ended = data.rows._replace(step=_end_at_timeouts(data.rows.step))
+        data = data._replace(rows=ended, final=_end_at_timeouts(data.final))
+    return gathered._replace(data=data)
 
+
+def _collect_rows(
+    algorithm: Algorithm, env: Env, state: Any, stream: Stream, key: Key[Array, ""], *, rows: int
+) -> Collected:
     def advance(stream: Stream, key: Key[Array, ""]) -> tuple[Stream, tuple]:
-        choice = algorithm.act(state, stream.carry, stream.step, key, greedy=False)
-        env_state, arrival = env.step(stream.env_state, choice.action)
-        running = jnp.where(arrival.is_first, 0.0, stream.running_return + arrival.reward)
-        row = Row(stream.step, choice.action, choice.kept)
-        after = Stream(env_state, arrival, choice.carry, running)
-        return after, (row, _count(arrival, running), _faults(stream.step))
+        row, after = _advance(algorithm, env, state, stream, key)
+        counts = _count(after.step, after.running_return)
+        return after, (row, counts, _faults(stream.step))
 
     after, (row, counts, faults) = jax.lax.scan(advance, stream, jax.random.split(key, rows))
-    final_faults = _faults(after.step)
-    data = Experience(row, after.step, stream.carry, after.carry)
-    if algorithm.timeout_is_terminal:
-        data = data._replace(
-            rows=row._replace(step=_end_at_timeouts(row.step)), final=_end_at_timeouts(after.step)
-        )
     return Collected(
-        data,
+        Experience(row, after.step, stream.carry, after.carry),
         after,
         jax.tree.map(lambda count: jnp.sum(count, axis=0), counts),
-        jax.tree.map(jnp.append, faults, final_faults),
+        jax.tree.map(jnp.append, faults, _faults(after.step)),
     )
+
+
+class _Played(NamedTuple):
+    """Episodes as far as they have been played."""
+
+    row: Int[Array, ""]
+    stream: Stream
+    is_over: Bool[Array, " B"]
+    """Before the next row; an environment that is over plays on, and nobody looks."""
+    kept: tuple[Row, Health]
+    """Of all rows, zero where there are none."""
+    counts: Counts
+
+
+def _collect_episodes(
+    algorithm: Algorithm, env: Env, state: Any, stream: Stream, key: Key[Array, ""], *, rows: int
+) -> Collected:
+    """From a stream that stands at first rows, to one that does again."""
+    key_act, key_begin = jax.random.split(key)
+
+    def advance(played: _Played) -> _Played:
+        index, before, is_over, kept, counts = played
+        row, after = _advance(algorithm, env, state, before, jax.random.fold_in(key_act, index))
+        found = (_blanked(row, is_over), _faults(before.step))
+        kept = jax.tree.map(lambda all_rows, one: all_rows.at[index].set(one), kept, found)
+        new = _count(after.step, after.running_return, ~is_over)
+        is_over = is_over | before.step.is_last
+        return _Played(index + 1, after, is_over, kept, counts.plus(new))
+
+    def is_playing(played: _Played) -> Bool[Array, ""]:
+        return (played.row <= rows) & ~jnp.all(played.is_over)
+
+    def one(stream: Stream, key: Key[Array, ""]) -> tuple[Row, Health]:
+        return _advance(algorithm, env, state, stream, key)[0], _faults(stream.step)
+
+    shapes = jax.eval_shape(one, stream, key_act)
+    blank = jax.tree.map(lambda leaf: jnp.zeros((rows + 1, *leaf.shape), leaf.dtype), shapes)
+    num_envs = stream.running_return.shape[0]
+    zeros = Counts(*(jnp.zeros((), dtype) for dtype in (int, int, int, jnp.float32)))
+    start = _Played(jnp.zeros((), int), stream, jnp.zeros(num_envs, bool), blank, zeros)
+    played = jax.lax.while_loop(is_playing, advance, start)
+    after = begin(algorithm, env, jax.random.split(key_begin, num_envs))
+    row, faults = played.kept
+    endless = {"end": _fault(~played.is_over)}
+    return Collected(
+        Experience(row, after.step, stream.carry, after.carry),
+        after,
+        played.counts,
+        {**faults, **jax.tree.map(lambda count: count[None], endless)},
+    )
+
+
+def _advance(
+    algorithm: Algorithm, env: Env, state: Any, stream: Stream, key: Key[Array, ""]
+) -> tuple[Row, Stream]:
+    """The row a stream stands at, acted on, and the stream after it."""
+    choice = algorithm.act(state, stream.carry, stream.step, key, greedy=False)
+    env_state, arrival = env.step(stream.env_state, choice.action)
+    running = jnp.where(arrival.is_first, 0.0, stream.running_return + arrival.reward)
+    row = Row(stream.step, choice.action, choice.kept)
+    return row, Stream(env_state, arrival, choice.carry, running)
+
+
+def _blanked(row: Row, is_blank: Bool[Array, " B"]) -> Row:
+    def blank(leaf: Array) -> Array:
+        return jnp.where(jnp.expand_dims(is_blank, tuple(range(1, leaf.ndim))), 0, leaf)
+
+    return jax.tree.map(lambda leaf: blank(leaf).astype(leaf.dtype), row)
 
 
 def check_health(health: Health, spec: EnvSpec, num_envs: int) -> None:
@@ -109,6 +179,12 @@ def check_health(health: Health, spec: EnvSpec, num_envs: int) -> None:
         if bad_rows.size == 0:
             continue
         row = int(bad_rows[0])
+        if field == "end":
+            raise EnvError(
+                f"{spec.name}: {int(fault.amount[row])} of {num_envs} episodes went on past the "
+                f"limit of {spec.episode_limit} transitions; an environment must end an episode "
+                "with is_last when it reaches its limit"
+            )
         where = _place(field, int(fault.first[row]), spec, num_envs)
         if field == "legal":
             raise EnvError(
@@ -122,13 +198,16 @@ def check_health(health: Health, spec: EnvSpec, num_envs: int) -> None:
         )
 
 
-def _count(arrival: TimeStep, running_return: Float[Array, " B"]) -> Counts:
+def _count(
+    arrival: TimeStep, running_return: Float[Array, " B"], counts: Bool[Array, " B"] | bool = True
+) -> Counts:
     """An arrival is one transition, unless it begins an episode."""
+    ends = arrival.is_last & counts
     return Counts(
-        jnp.sum(~arrival.is_first),
-        jnp.sum(arrival.is_last),
-        jnp.sum(arrival.is_last & arrival.won),
-        jnp.sum(jnp.where(arrival.is_last, running_return, 0.0)),
+        jnp.sum(~arrival.is_first & counts),
+        jnp.sum(ends),
+        jnp.sum(ends & arrival.won),
+        jnp.sum(jnp.where(ends, running_return, 0.0)),
     )
 
 

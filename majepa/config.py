@@ -292,7 +292,83 @@ class MappoConfig:
         _check_numbers(self)
 
 
-AlgorithmConfig = MajepaConfig | MappoConfig
+@dataclasses.dataclass(frozen=True)
+class QmixConfig:
+    """QMIX as PyMARL2 has it. The defaults are the paper's."""
+
+    width: int = 64
+    """Of the agents' layers."""
+    mixer_width: int = 32
+    hyper_width: int = 64
+    """Of the networks that make the mixer's weights from the state."""
+    num_envs: int = 8
+    """Episodes between two updates."""
+    capacity: int = 5_000
+    """Episodes in the replay."""
+    batch: int = 128
+    """Episodes of an update; there is none before the replay holds that many."""
+    updates: int = 1
+    """Steps of the optimizer after each round of episodes."""
+    target_every: int = 200
+    """Episodes between two copies of the networks into their targets."""
+    discount: float = 0.99
+    trace: float = 0.6
+    """The λ of the returns."""
+    rate: float = 1e-3
+    adam_eps: float = 1e-8
+    max_gradient: float = 10.0
+    """Largest global norm of the gradient of agent and mixer together."""
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_steps: int = 100_000
+    """Transitions over which the share of random actions falls, linearly."""
+    timeout_is_terminal: bool = True
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _require(
+            self.capacity >= self.batch, "algo.capacity", self.capacity,
+            f"at least the batch of {self.batch} episodes",
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class MatConfig:
+    """MAT. The defaults are the paper's for all maps."""
+
+    width: int = 64
+    blocks: int = 1
+    """Of the encoder, and of the decoder."""
+    heads: int = 1
+    num_envs: int = 32
+    rollout: int = 100
+    """Rows from each environment between updates."""
+    epochs: int = 15
+    minibatches: int = 1
+    """Parts of a rollout with a step each in an epoch; agents of a joint step stay together."""
+    clip: float = 0.05
+    entropy: float = 0.01
+    discount: float = 0.99
+    trace: float = 0.95
+    rate: float = 5e-4
+    adam_eps: float = 1e-5
+    max_gradient: float = 10.0
+    """Largest global norm of the gradient."""
+    huber: float = 10.0
+    value_decay: float = 0.99999
+    """Of the running statistics of returns."""
+    timeout_is_terminal: bool = True
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        wanted = f"a divisor of the width, {self.width}"
+        _require(self.width % self.heads == 0, "algo.heads", self.heads, wanted)
+        steps = self.num_envs * self.rollout
+        wanted = f"from 1 to {steps}, the joint steps of a rollout"
+        _require(self.minibatches <= steps, "algo.minibatches", self.minibatches, wanted)
+
+
+AlgorithmConfig = MajepaConfig | MappoConfig | QmixConfig | MatConfig
 
 MAPPO_MAPS: Mapping[str, Mapping[str, Any]] = {
     "3s_vs_4z": {"recurrent": False, "frames": 4},
@@ -312,6 +388,7 @@ def _require(good: bool, name: str, seen: object, wanted: str) -> None:
 MAY_BE_ZERO = {"prefill", "model_only_calls"}
 SHARES = {
     "unimix", "ema", "horizon_decay", "uniform", "decay", "discount", "trace", "replay_trace",
+    "epsilon_start", "epsilon_end",
 }  # fmt: skip
 BELOW_ONE = {"dropout", "momentum", "rms", "value_decay"}
 
@@ -412,11 +489,25 @@ DEBUG = MajepaConfig(
 )  # fmt: skip
 """MA-JEPA at its smallest: everything happens, nothing is learned."""
 
+# A budget of 100,000 transitions is 31 of the paper's rollouts and 465 steps of the optimizer: too
+# few to show what these methods can do. Rollouts a quarter as large, in two parts, give 2,500.
+MAPPO_TUNED = MappoConfig(rollout=100, epochs=10, minibatches=2)
 MAPPO_DEBUG = MappoConfig(width=16, rollout=20, num_envs=4, epochs=2)
+MAT_TUNED = MatConfig(num_envs=16, rollout=50, epochs=10, minibatches=2)
+MAT_DEBUG = MatConfig(width=16, heads=2, rollout=20, num_envs=4, epochs=2)
+
+QMIX_TUNED = QmixConfig(num_envs=4, capacity=2_500, batch=64, trace=0.5)
+"""PyMARL2's own settings for few samples: twice as many updates for each transition."""
+QMIX_DEBUG = QmixConfig(
+    width=16, mixer_width=8, hyper_width=8, num_envs=4, capacity=40, batch=8, target_every=16,
+    epsilon_steps=500,
+)  # fmt: skip
 
 PRESETS: Mapping[str, Mapping[str, AlgorithmConfig]] = {
     "majepa": {"small": SMALL, "paper": MajepaConfig(), "debug": DEBUG},
-    "mappo": {"paper": MappoConfig(), "debug": MAPPO_DEBUG},
+    "mappo": {"paper": MappoConfig(), "tuned": MAPPO_TUNED, "debug": MAPPO_DEBUG},
+    "qmix": {"paper": QmixConfig(), "tuned": QMIX_TUNED, "debug": QMIX_DEBUG},
+    "mat": {"paper": MatConfig(), "tuned": MAT_TUNED, "debug": MAT_DEBUG},
 }
 """Presets by algorithm; the first is what plain `majepa train` takes."""
 
@@ -475,7 +566,8 @@ class TrainConfig:
 
 def algorithm_of(config: AlgorithmConfig) -> str:
     """Name of the algorithm that a config belongs to."""
-    return {MajepaConfig: "majepa", MappoConfig: "mappo"}[type(config)]
+    names = {MajepaConfig: "majepa", MappoConfig: "mappo", QmixConfig: "qmix", MatConfig: "mat"}
+    return names[type(config)]
 
 
 def preset(algorithm: str = "majepa", name: str | None = None, env: str = "sim:3m") -> TrainConfig:

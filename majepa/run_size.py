@@ -18,9 +18,11 @@ PART_OF: Mapping[str, str] = {
     "target_encoder": "parameters",
     "actor": "parameters",
     "critic": "parameters",
+    "network": "parameters",
     "optimizers": "optimizers",
     "actor_optimizer": "optimizers",
     "critic_optimizer": "optimizers",
+    "optimizer": "optimizers",
     "replay": "replay",
 }
 """What the fields of a learner count as; any other is `other`."""

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from .algorithm import Decentralised, agent_keys
+from .algorithm import Algorithm, Decentralised, agent_keys
 from .config import ConfigError, TrainConfig
 from .envs.base import Env, EnvSpec, TimeStep
 from .envs.make import make_env
-from .recording import Choice
+from .recording import Choice, Player
 from .run_folder import BEST, CHECKPOINT, read_config, require_same_world
 from .training import RunState, load_run, make_algorithm
 
@@ -46,8 +46,8 @@ class Policy:
         algorithm = run.algorithm
         if not isinstance(algorithm, Decentralised):
             raise ConfigError(
-                f"agents of {run.config.algorithm} cannot act apart; it is not a decentralised "
-                "algorithm"
+                f"agents of {run.config.algorithm} cannot act apart: each needs to know what the "
+                "others see and do; `majepa evaluate` and `majepa watch` let them act together"
             )
         self.config = run.config
         self.spec: EnvSpec = run.env.spec
@@ -123,11 +123,17 @@ def open_run(folder: Path, checkpoint: str = "last", *, env: Env | None = None) 
     return OpenRun(config, env, algorithm, state)
 
 
+def make_player(run: OpenRun, *, greedy: bool = True) -> Player:
+    """Whoever plays the agents of a run for a recording: each by itself, if they can."""
+    kind = TeamPlayer if isinstance(run.algorithm, Decentralised) else CentralPlayer
+    return kind(run, greedy=greedy)
+
+
 class TeamPlayer:
-    """All agents of a run in one battle, each by itself, for a recording."""
+    """All agents of a run in one battle, each by itself."""
 
     def __init__(self, run: OpenRun, *, greedy: bool = True) -> None:
-        self.name = f"{run.config.algorithm}, {run.state.transitions:,} transitions"
+        self.name = _player_name(run)
         self.choice: Choice = "argmax" if greedy else "sampled"
         self._algorithm: Decentralised = run.algorithm
         self._executor = self._algorithm.executor(run.state.learner)
@@ -154,3 +160,27 @@ class TeamPlayer:
             executor, carry, row.observation[0], row.legal[0], row.is_first[0], keys
         )
         return action[None], log_probs[None], carry
+
+
+class CentralPlayer:
+    """A team in one battle that decides as one; its probabilities are not known."""
+
+    def __init__(self, run: OpenRun, *, greedy: bool = True) -> None:
+        self.name = _player_name(run)
+        self.choice: Choice = "argmax" if greedy else "sampled"
+        self._algorithm: Algorithm = run.algorithm
+        self._learner = run.state.learner
+        self._act = jax.jit(functools.partial(self._algorithm.act, greedy=greedy))
+
+    def begin(self) -> Any:
+        return self._algorithm.begin(1)
+
+    def act(
+        self, carry: Any, row: TimeStep, key: Key[Array, ""]
+    ) -> tuple[Int[Array, "1 N"], None, Any]:
+        decision = self._act(self._learner, carry, row, key)
+        return decision.action, None, decision.carry
+
+
+def _player_name(run: OpenRun) -> str:
+    return f"{run.config.algorithm}, {run.state.transitions:,} transitions"

@@ -17,13 +17,22 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, Key
 from rich.console import Console
 
 from . import checkpoint
 from .algorithm import Algorithm, Experience, Metrics
-from .collect import Counts, Stream, begin, check_health, collect
-from .config import AlgorithmConfig, ConfigError, MajepaConfig, MappoConfig, TrainConfig
+from .collect import Collected, Counts, Stream, begin, check_health, collect
+from .config import (
+    AlgorithmConfig,
+    ConfigError,
+    MajepaConfig,
+    MappoConfig,
+    MatConfig,
+    QmixConfig,
+    TrainConfig,
+)
 from .envs.base import Env, EnvSpec
 from .envs.make import make_env
 from .evaluation import EVALUATION_SEED, Evaluation, evaluate
@@ -44,6 +53,8 @@ from .run_folder import (
 )
 from .sinks import make_sinks, require_packages
 
+REPLAY = "learner/replay"
+"""The branch of a run's state that only learning needs."""
 PATIENCE = 20
 """Non-finite updates in a row that an algorithm without a setting of its own may have."""
 LINE_SECONDS = 30.0
@@ -104,45 +115,105 @@ def train(
     `folder`, which must belong to the same config. `env` and `algorithm` replace those that the
     config names.
     """
-    clock = Clock()
     env = env or make_env(config.env)
     algorithm = algorithm or make_algorithm(config, env.spec)
+    _require_possible(config, algorithm)
+    plan = _Plan(config, folder or new_folder(config), resume)
+    limits = (stop_after_seconds, stop_after)
+    return _train([plan], env, algorithm, limits, console or Console())[0]
+
+
+def train_together(
+    configs: Sequence[TrainConfig], folders: Sequence[Path], *, console: Console | None = None
+) -> list[Result]:
+    """Train runs that differ in nothing but their seed in one program, each in its own folder.
+
+    A folder that holds a run already goes on with it. Each run does what it would do alone, up to
+    the rounding of a batched program. A run that has ended waits for the others.
+    """
+    first = configs[0]
+    for config in configs:
+        if dataclasses.replace(config, seed=first.seed) != first:
+            raise ConfigError("runs that are trained together may differ in their seed alone")
+    if len({config.seed for config in configs}) < len(configs):
+        raise ConfigError("runs that are trained together need seeds of their own")
+    env = make_env(first.env)
+    algorithm = make_algorithm(first, env.spec)
+    _require_possible(first, algorithm)
+    plans = [
+        _Plan(config, folder, (folder / CONFIG).exists())
+        for config, folder in zip(configs, folders, strict=True)
+    ]
+    return _train(plans, env, algorithm, (None, None), console or Console())
+
+
+class _Plan(NamedTuple):
+    config: TrainConfig
+    folder: Path
+    resume: bool
+
+
+def _train(
+    plans: Sequence[_Plan],
+    env: Env,
+    algorithm: Algorithm,
+    limits: tuple[float | None, int | None],
+    console: Console,
+) -> list[Result]:
+    """The runs of all plans; several share a program."""
+    for config, folder, resume in plans:
+        if resume:
+            reclaim(folder, config, env.spec)
+            sweep(folder)
+        else:
+            claim(folder, config, env.spec)
+    clock = Clock()
+    with interruptible(PROMISE) as is_interrupted, contextlib.ExitStack() as opened:
+        starts = [_start(plan, algorithm, env, clock) for plan in plans]
+        clock.go_on_from(
+            max((start.seconds for start in starts), key=lambda spent: spent["elapsed"])
+        )
+        runs = []
+        for plan, start in zip(plans, starts, strict=True):
+            for name in (METRICS, EVALUATIONS):
+                cut_back(plan.folder / name, start.state.transitions)
+            shown = Console(quiet=True) if runs else console
+            run = _Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best)
+            runs.append(opened.enter_context(run))
+            run.announce(start.state, plan.resume)
+        lanes = _Lanes(algorithm, env, [start.state for start in starts], clock)
+        del starts
+        return _loop(runs, lanes, _Limits(*limits, is_interrupted))
+
+
+def _require_possible(config: TrainConfig, algorithm: Algorithm) -> None:
+    """Refuse a run that cannot be, before anything is touched."""
     if config.steps < _batch(algorithm):
+        what = "transitions at most" if algorithm.cadence.whole_episodes else "rows"
         raise ConfigError(
-            f"steps is {config.steps:,}; {config.algorithm} collects {_batch(algorithm):,} rows "
+            f"steps is {config.steps:,}; {config.algorithm} collects {_batch(algorithm):,} {what} "
             "between two updates and needs a budget of at least that many transitions"
         )
     require_packages(config.log)
-    folder = folder or new_folder(config)
-    if resume:
-        reclaim(folder, config, env.spec)
-        sweep(folder)
-    else:
-        claim(folder, config, env.spec)
-    with interruptible(PROMISE) as is_interrupted:
-        state, best = _start(folder, config, algorithm, env, clock)
-        for name in (METRICS, EVALUATIONS):
-            cut_back(folder / name, state.transitions)
-        with _Run(config, folder, env, algorithm, clock, console or Console(), best) as run:
-            run.announce(state, resume)
-            limits = _Limits(stop_after_seconds, stop_after, is_interrupted)
-            state, stopped = _loop(run, state, limits)
-            run.save(state)
-            argmax, sampled = None, None
-            if stopped != INTERRUPTED:
-                argmax, sampled = run.evaluate(state, "stopped" if stopped else "final")
-            return Result(folder, state.transitions, run.clock.elapsed, stopped, argmax, sampled)
 
 
-def _start(
-    folder: Path, config: TrainConfig, algorithm: Algorithm, env: Env, clock: Clock
-) -> tuple[RunState, Score | None]:
-    """Where a run goes on: at its newest checkpoint, or at its beginning; and its best score."""
+class _Start(NamedTuple):
+    """Where a run goes on."""
+
+    state: RunState
+    best: Score | None
+    seconds: Mapping[str, float]
+    """Spent before, by phase."""
+
+
+def _start(plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock) -> _Start:
+    """A run at its newest checkpoint, or at its beginning."""
+    config, folder, _ = plan
     which = newest_checkpoint(folder)
     if which is None:
         with clock.measure("compiling"):
             state = jax.jit(_fresh(config, algorithm, env))()
-        return state._replace(transitions=0, updates=0), None
+        return _Start(state._replace(transitions=0, updates=0), None, Clock().stored())
     try:
         state = load_run(folder, config, algorithm, env, which=which)
     except checkpoint.CheckpointError as error:
@@ -154,8 +225,7 @@ def _start(
         )
         raise checkpoint.CheckpointError(f"{error}; {remedy}") from error
     meta = checkpoint.read_meta(folder / which)
-    clock.go_on_from(meta["seconds"])
-    return state, meta["best"] and Score(**meta["best"])
+    return _Start(state, meta["best"] and Score(**meta["best"]), meta["seconds"])
 
 
 def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
@@ -169,6 +239,14 @@ def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
             from .baselines.mappo import Mappo
 
             return Mappo(config.algo, spec)
+        case QmixConfig():
+            from .baselines.qmix import Qmix
+
+            return Qmix(config.algo, spec, steps=config.steps)
+        case MatConfig():
+            from .baselines.mat import Mat
+
+            return Mat(config.algo, spec)
 
 
 def load_run(
@@ -216,35 +294,89 @@ class _Limits:
     transitions: int | None
     is_interrupted: Callable[[], bool]
 
-    def reached(self, state: RunState, seconds: float) -> str | None:
+    def reached(self, transitions: int, seconds: float) -> str | None:
         if self.is_interrupted():
             return INTERRUPTED
         if self.seconds is not None and seconds >= self.seconds:
             return f"the time limit of {clock_time(self.seconds)} was reached"
-        if self.transitions is not None and state.transitions >= self.transitions:
+        if self.transitions is not None and transitions >= self.transitions:
             return f"asked to stop after {self.transitions:,} transitions"
         return None
 
 
-def _loop(run: _Run, state: RunState, limits: _Limits) -> tuple[RunState, str | None]:
-    """Batches until the budget or a limit; what is due at the very end is left to the caller."""
-    config = run.config
-    while run.has_budget(state):
-        before = state.transitions
-        state = run.advance(state)
-        if not run.has_budget(state):
-            break
-        stopped = limits.reached(state, run.clock.here)
-        is_due = _crosses(before, state.transitions, config.evaluation.every)
-        if is_due and stopped != INTERRUPTED:
-            run.evaluate(state, "training")
-        elif stopped or run.is_line_due:
-            run.log(state)
-        if stopped:
-            return state, stopped
-        if _crosses(before, state.transitions, config.save_every):
-            run.save(state)
-    return state, None
+class _Lanes:
+    """Where runs stand on the device. Several lie in the same arrays, on a first axis of their own,
+    and advance in one program; what one of them does after its end nobody looks at."""
+
+    def __init__(
+        self, algorithm: Algorithm, env: Env, states: Sequence[RunState], clock: Clock
+    ) -> None:
+        self.algorithm, self.env, self.clock = algorithm, env, clock
+        self._is_one = len(states) == 1
+        self._learner, self._stream, self._key = (
+            self._joined([getattr(state, name) for state in states])
+            for name in ("learner", "stream", "key")
+        )
+        self.transitions = [state.transitions for state in states]
+        self.updates = [state.updates for state in states]
+
+    def _joined(self, trees: list[Any]) -> Any:
+        return trees[0] if self._is_one else jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+    def _of(self, lane: int, tree: Any) -> Any:
+        """What belongs to one run of what holds for all."""
+        return tree if self._is_one else jax.tree.map(lambda leaf: leaf[lane], tree)
+
+    def __getitem__(self, lane: int) -> RunState:
+        """One run by itself."""
+        learner, stream, key = self._of(lane, (self._learner, self._stream, self._key))
+        return RunState(learner, stream, key, self.transitions[lane], self.updates[lane])
+
+    def advance(self, active: Sequence[int]) -> dict[int, tuple[Counts, Mapping[str, Any]]]:
+        """Collect a batch for each run, look at it, and learn from it."""
+        algorithm, env, is_one = self.algorithm, self.env, self._is_one
+        updates = self.updates[0] if is_one else jnp.asarray(self.updates)
+        keys = _batch_keys(self._key, updates, together=not is_one)
+        with self.clock.measure("collecting", "collect"):
+            gathered = _collect(
+                algorithm, env, self._learner, self._stream, keys[0], together=not is_one
+            )
+            found = jax.device_get((gathered.counts, gathered.health))
+        each = {lane: self._of(lane, found) for lane in active}
+        for _, health in each.values():
+            check_health(health, env.spec, algorithm.cadence.num_envs)
+        with self.clock.measure("learning", "update"):
+            self._learner, metrics = _update(
+                algorithm, self._learner, gathered.data, keys[1], together=not is_one
+            )
+            metrics = jax.device_get(jax.block_until_ready((self._learner, metrics))[1])
+        self._stream = gathered.stream
+        for lane, (counts, _) in each.items():
+            self.transitions[lane] += int(counts.transitions)
+            self.updates[lane] += 1
+        return {lane: (counts, self._of(lane, metrics)) for lane, (counts, _) in each.items()}
+
+
+def _loop(runs: Sequence[_Run], lanes: _Lanes, limits: _Limits) -> list[Result]:
+    """Batches until the budget or a limit of every run."""
+    results: dict[int, Result] = {}
+    for lane, run in enumerate(runs):
+        if not run.has_budget(lanes.transitions[lane]):
+            results[lane] = run.end(lanes[lane], None)
+    while len(results) < len(runs):
+        active = [lane for lane in range(len(runs)) if lane not in results]
+        before = list(lanes.transitions)
+        news = lanes.advance(active)
+        for lane in active:
+            run, now = runs[lane], lanes.transitions[lane]
+            run.learned(now, lanes.updates[lane], *news[lane])
+            stopped = None
+            if run.has_budget(now):
+                stopped = limits.reached(now, run.clock.here)
+                run.tend(functools.partial(lanes.__getitem__, lane), before[lane], now, stopped)
+            if stopped or not run.has_budget(now):
+                results[lane] = run.end(lanes[lane], stopped)
+    return [results[lane] for lane in range(len(runs))]
 
 
 class _Run:
@@ -300,41 +432,47 @@ class _Run:
         held = ", ".join(f"{name} {size / 1e6:,.2f}" for name, size in sizes.items())
         self.progress.say(f"memory: {sum(sizes.values()) / 1e6:,.1f} MB ({held})")
         self.progress.moved(state.transitions, None)
-        if self.has_budget(state):
+        if self.has_budget(state.transitions):
             self.progress.say("compiling; the first line follows the first batch")
 
-    def has_budget(self, state: RunState) -> bool:
+    def has_budget(self, transitions: int) -> bool:
         """Whether another batch can be collected without exceeding the budget."""
-        return state.transitions + self.batch <= self.config.steps
+        return transitions + self.batch <= self.config.steps
 
-    def advance(self, state: RunState) -> RunState:
-        """Collect a batch, look at it, and learn from it."""
-        key_collect, key_update = _batch_keys(state.key, state.updates)
-        with self.clock.measure("collecting", "collect"):
-            gathered = _collect(
-                self.algorithm, self.env, state.learner, state.stream, key_collect,
-                rows=self.algorithm.cadence.rows,
-            )  # fmt: skip
-            counts, health = jax.device_get((gathered.counts, gathered.health))
-        check_health(health, self.env.spec, self.algorithm.cadence.num_envs)
-        with self.clock.measure("learning", "update"):
-            learner, metrics = _update(self.algorithm, state.learner, gathered.data, key_update)
-            metrics = jax.device_get(jax.block_until_ready((learner, metrics))[1])
+    def learned(
+        self, transitions: int, updates: int, counts: Counts, metrics: Mapping[str, Any]
+    ) -> None:
+        """Take note of a batch that was collected and learned from."""
         self._averages.add(metrics)
         self._counts = self._counts.plus(counts)
         self._since.updates += 1
-        state = RunState(
-            learner,
-            gathered.stream,
-            state.key,
-            state.transitions + int(counts.transitions),
-            state.updates + 1,
-        )
         learns = metrics.get("learner/calls", 1) > 0
-        self._remaining.add(self.clock.work, state.transitions, learns=bool(learns))
-        self.progress.moved(state.transitions, self._remaining.seconds)
-        self._require_finite(state, metrics)
-        return state
+        self._remaining.add(self.clock.work, transitions, learns=bool(learns))
+        self.progress.moved(transitions, self._remaining.seconds)
+        self._require_finite(transitions, updates, metrics)
+
+    def tend(
+        self, state: Callable[[], RunState], before: int, now: int, stopped: str | None
+    ) -> None:
+        """What is due after a batch that was not the last: an evaluation, a line, a checkpoint."""
+        config = self.config
+        if _crosses(before, now, config.evaluation.every) and stopped != INTERRUPTED:
+            self.evaluate(state(), "training")
+        elif stopped or self.is_line_due:
+            self.log(now, state().updates)
+        if _crosses(before, now, config.save_every) and not stopped:
+            self.save(state())
+
+    def end(self, state: RunState, stopped: str | None) -> Result:
+        """Save, and judge the run unless it was interrupted."""
+        self.save(state)
+        argmax, sampled = None, None
+        if stopped != INTERRUPTED:
+            argmax, sampled = self.evaluate(state, "stopped" if stopped else "final")
+        if stopped is None:
+            self._writer.wait()
+            checkpoint.prune(self.folder / BEST, REPLAY)
+        return Result(self.folder, state.transitions, self.clock.elapsed, stopped, argmax, sampled)
 
     def evaluate(self, state: RunState, kind: Kind) -> tuple[Evaluation, Evaluation]:
         """Judge the learner with argmax and with sampled actions, and log a line with both."""
@@ -351,7 +489,8 @@ class _Run:
             self._since.episodes += episodes
             common = {"transitions": state.transitions, "kind": kind}
             self._evaluations.write_all(episode_records(result, **common))
-        self.log(state, {"kind": kind, **evaluation_metrics(*results)})
+        more = {"kind": kind, **evaluation_metrics(*results)}
+        self.log(state.transitions, state.updates, more)
         score = Score(results[0].win_rate, results[0].mean_return, state.transitions)
         # The final evaluation has more episodes; a few lucky ones would look better than it.
         if self.best is None or (kind == "training" and score > self.best):
@@ -364,13 +503,13 @@ class _Run:
         last = self._line_seconds
         return last is None or self.clock.here - last >= LINE_SECONDS
 
-    def log(self, state: RunState, more: Mapping[str, Any] | None = None) -> None:
+    def log(self, transitions: int, updates: int, more: Mapping[str, Any] | None = None) -> None:
         """One line of everything since the last one."""
         counts, phases = self._counts, self.clock.phases
         record: dict[str, Any] = {
-            "transitions": state.transitions,
+            "transitions": transitions,
             "seconds": round(self.clock.elapsed, 3),
-            "updates": state.updates,
+            "updates": updates,
             **(more or {}),
             **{f"seconds/{name}": round(spent, 3) for name, spent in phases.items()},
             **self._averages.take(),
@@ -389,27 +528,32 @@ class _Run:
         self._line_seconds = self.clock.here
 
     def save(self, state: RunState, *, is_best: bool = False) -> None:
-        """Copy the state to the host; the disk follows in the background."""
+        """Copy the state to the host; the disk follows in the background.
+
+        Nothing is learned after the budget, so then it is kept without the replay.
+        """
         if state.transitions == self._saved and not is_best:
             return
         self._saved = state.transitions
         with self.clock.measure("saving"):
             self._writer.wait()
             best = self.best and self.best._asdict()
-            taken = checkpoint.snapshot(state, {"seconds": self.clock.stored(), "best": best})
+            meta = {"seconds": self.clock.stored(), "best": best}
+            is_done = not self.has_budget(state.transitions)
+            taken = checkpoint.snapshot(state, meta, without=REPLAY if is_done else None)
             twin = self.folder / BEST if is_best else None
             self._writer.write(self.folder / CHECKPOINT, taken, twin=twin)
 
-    def _require_finite(self, state: RunState, metrics: Mapping[str, Any]) -> None:
-        count = int(metrics.get("nonfinite_in_a_row", 0))
+    def _require_finite(self, transitions: int, updates: int, metrics: Mapping[str, Any]) -> None:
+        count = int(np.nan_to_num(metrics.get("nonfinite_in_a_row", 0)))
         if count < _patience(self.config.algo):
             return
-        self.log(state)
+        self.log(transitions, updates)
         where = self.folder / CHECKPOINT
         kept = f"the last good state is {where}" if where.exists() else "nothing was saved yet"
         raise TrainError(
             f"{count} updates in a row had gradients that are not finite, at "
-            f"{state.transitions:,} transitions; {kept}. Lower the learning rates (--help lists "
+            f"{transitions:,} transitions; {kept}. Lower the learning rates (--help lists "
             f"them) and see the losses in {self.folder / METRICS}"
         )
 
@@ -457,20 +601,32 @@ def _settled(leaf: Any) -> Any:
     return leaf if is_key else jnp.asarray(leaf, jnp.asarray(leaf).dtype)
 
 
-_collect = jax.jit(collect, static_argnums=(0, 1), static_argnames="rows")
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="together")
+def _collect(
+    algorithm: Algorithm, env: Env, learner: Any, stream: Stream, key: Key[Array, "..."], *,
+    together: bool,
+) -> Collected:  # fmt: skip
+    one = functools.partial(collect, algorithm, env, rows=algorithm.cadence.rows)
+    return (jax.vmap(one) if together else one)(learner, stream, key)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1, static_argnames="together")
 def _update(
-    algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, ""]
+    algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, "..."], *, together: bool
 ) -> tuple[Any, Metrics]:
-    return algorithm.update(learner, data, key)
+    one = algorithm.update
+    return (jax.vmap(one) if together else one)(learner, data, key)
 
 
-@jax.jit
-def _batch_keys(key: Key[Array, ""], update: Int[Array, ""] | int) -> tuple[Array, Array]:
-    key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
-    return key_collect, key_update
+@functools.partial(jax.jit, static_argnames="together")
+def _batch_keys(
+    key: Key[Array, "..."], update: Int[Array, "..."] | int, *, together: bool
+) -> tuple[Array, Array]:
+    def one(key: Key[Array, ""], update: Int[Array, ""] | int) -> tuple[Array, Array]:
+        key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
+        return key_collect, key_update
+
+    return (jax.vmap(one) if together else one)(key, update)
 
 
 def _batch(algorithm: Algorithm) -> int:
@@ -484,24 +640,3 @@ def _crosses(before: int, after: int, every: int) -> bool:
 
 def _patience(config: AlgorithmConfig) -> int:
     return config.optimizer.patience if isinstance(config, MajepaConfig) else PATIENCE
-
-
-def train_together(
-    configs: Sequence[TrainConfig],
-    folders: Sequence[Path],
-    *,
-    resume: bool = False,
-    console: Console | None = None,
-) -> list[Result]:
-    """Train runs that differ in their seeds alone, each in its own folder.
-
-    With `resume` those that have a folder go on in it; those without one start. An interruption
-    ends all of them: the results are those of the runs that it let begin.
-    """
-    results = []
-    for config, folder in zip(configs, folders, strict=True):
-        goes_on = resume and (folder / CONFIG).is_file()
-        results.append(train(config, folder, resume=goes_on, console=console))
-        if results[-1].stopped == INTERRUPTED:
-            break
-    return results

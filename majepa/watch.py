@@ -70,12 +70,12 @@ def play(map_name: str, policy: str, seed: int) -> Recording:
 
 def play_run(folder: Path, actions: str, seed: int) -> Recording:
     """One battle of trained agents, with argmax or sampled actions."""
-    from .team import TeamPlayer, open_run
+    from .team import make_player, open_run
 
     if actions not in ("argmax", "sampled"):
         raise EnvError(f"the agents of a run take argmax or sampled actions, not {actions!r}")
     run = open_run(folder)
-    return record(_drawable(run.env), TeamPlayer(run, greedy=actions == "argmax"), seed=seed)
+    return record(_drawable(run.env), make_player(run, greedy=actions == "argmax"), seed=seed)
 
 
 def battle_env(map_name: str) -> BattleEnv:

@@ -17,8 +17,10 @@ def drawn(build, seed: int = 0):
     def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         noise = rng.normal(size=leaf.shape)
         name = path[-1].name
-        if name == "weight":
+        if name in ("weight", "token"):
             return jnp.asarray(noise * leaf.shape[-2] ** -0.5, leaf.dtype)
-        return jnp.asarray({"gain": 1.0, "bias": 0.0}[name] + 0.1 * noise, leaf.dtype)
+        return jnp.asarray(
+            {"gain": 1.0, "bias": 0.0, "offset": 0.0}[name] + 0.1 * noise, leaf.dtype
+        )
 
     return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(build))

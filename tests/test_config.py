@@ -19,6 +19,7 @@ from majepa.config import (
     LossConfig,
     MajepaConfig,
     MappoConfig,
+    MatConfig,
     OptimizerConfig,
     PolicyConfig,
     ReplayConfig,
@@ -261,6 +262,18 @@ def test_budgets(name, env, steps):
 def test_the_default_is_the_small_preset():
     assert preset() == preset("majepa", "small")
     assert preset("mappo").algo == MappoConfig()
+    assert preset("mat").algo == MatConfig()
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "mat"])
+def test_tuned_baselines_learn_more_often_at_the_papers_budget(algorithm):
+    paper, tuned = (preset(algorithm, name, "sim:2s3z") for name in ("paper", "tuned"))
+    assert tuned.steps == paper.steps == 100_000
+    steps = [
+        run.steps // (run.algo.num_envs * run.algo.rollout) * run.algo.epochs * run.algo.minibatches
+        for run in (paper, tuned)
+    ]
+    assert steps == [465, 2500]
 
 
 @pytest.mark.parametrize(
@@ -351,6 +364,9 @@ def test_stored_configs_that_cannot_be_used(changes, words):
         ),
         (lambda: MappoConfig(chunk=0), "algo.chunk", "0", "one or more"),
         (lambda: MappoConfig(epochs=0), "algo.epochs", "0", "one or more"),
+        (lambda: MatConfig(heads=0), "algo.heads", "0", "one or more"),
+        (lambda: MatConfig(heads=3), "algo.heads", "3", "a divisor of the width, 64"),
+        (lambda: MatConfig(minibatches=3201), "algo.minibatches", "3201", "from 1 to 3200"),
         (
             lambda: MajepaConfig(policy=PolicyConfig(critic_width=100)),
             "algo.policy.critic width", "100", "4 heads",

@@ -145,7 +145,7 @@ class TestRunMemory:
         (check,) = checks.check_run_memory("r", RUN, [CPU], None)
         assert check.state == checks.check_host_memory(None).state == "note"
 
-    @pytest.mark.parametrize("algorithm", ["majepa", "mappo"])
+    @pytest.mark.parametrize("algorithm", ["majepa", "mappo", "mat"])
     def test_the_estimate_is_what_a_run_holds(self, algorithm, monkeypatch):
         # Which numbers weights begin with does not matter, and drawing them takes long to compile.
         monkeypatch.setattr(
@@ -165,7 +165,7 @@ class TestRunMemory:
             assert estimate.replay_rows == learner.replay.stored.reward.size
         else:
             assert estimate.replay_rows == 0 and "replay" not in estimate.parts
-            optimizers = (learner.actor_optimizer, learner.critic_optimizer)
+            optimizers = [value for name, value in learner._asdict().items() if "optim" in name]
             held = sum(leaf.nbytes for leaf in jax.tree.leaves(optimizers))
             assert estimate.parts["optimizers"] == held
 

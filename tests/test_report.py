@@ -8,70 +8,21 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from page_tree import Node, Tree, every
 
 from majepa.config import ConfigError, preset, to_json
 from majepa.report import ReportError, write_report
 from majepa.report.bars import bin_edges
 from majepa.report.charts import MOST_POINTS, Axis, Series, line_chart
 from majepa.report.drawing import Size
-from majepa.report.html import VOID
 from majepa.report.numbers import duration, enclosing_ticks, log_ticks, number, tick_labels
 from majepa.stats import wilson
 
 PERCENT = "\u202f%"
-
-
-@dataclasses.dataclass
-class Node:
-    name: str
-    attributes: dict[str, str]
-    children: list[Node | str] = dataclasses.field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "".join(child if isinstance(child, str) else child.text for child in self.children)
-
-    def all(self, name: str, **attributes: str) -> list[Node]:
-        found = [child for child in self.children if isinstance(child, Node)]
-        here = [one for one in found if one.name == name and one.has(**attributes)]
-        return here + [deeper for one in found for deeper in one.all(name, **attributes)]
-
-    def has(self, **attributes: str) -> bool:
-        return all(
-            value in self.attributes.get(key.rstrip("_"), "").split()
-            for key, value in attributes.items()
-        )
-
-
-class Tree(HTMLParser):
-    """Refuses what a browser would silently mend."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.root = Node("", {})
-        self.open = [self.root]
-        self.feed(text)
-        self.close()
-        assert self.open == [self.root], f"{self.open[-1].name} is not closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), f"{tag} has an attribute twice"
-        node = Node(tag, {name: value or "" for name, value in attrs})
-        self.open[-1].children.append(node)
-        if tag not in VOID:
-            self.open.append(node)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop().name == tag
-
-    def handle_data(self, data: str) -> None:
-        self.open[-1].children.append(data)
 
 
 def evaluation(transitions: int, wins: int, sampled: int, kind: str, episodes: int = 50) -> dict:
@@ -265,11 +216,6 @@ def test_the_page_is_well_formed_and_stands_alone(folder):
     assert "majepa train --resume" in text and "majepa evaluate" in text
 
 
-def every(node: Node) -> list[Node]:
-    below = [child for child in node.children if isinstance(child, Node)]
-    return below + [deeper for child in below for deeper in every(child)]
-
-
 def test_the_same_run_gives_the_same_page(folder):
     first = write_report(folder).read_bytes()
     assert write_report(folder, out=folder / "again" / "page.html").read_bytes() == first
@@ -392,12 +338,13 @@ def test_any_algorithm_is_drawn_by_the_prefixes_of_its_metrics(folder):
     assert not {"seconds/learning", "evaluation/win_rate"} & drawn
 
 
-def test_mappo_has_its_own_chapters(folder):
-    change_config(folder, algo=to_json(preset("mappo", None, "sim:3m"))["algo"])
+@pytest.mark.parametrize(("algorithm", "title"), [("mappo", "MAPPO"), ("mat", "MAT")])
+def test_baselines_have_chapters_of_their_own(folder, algorithm, title):
+    change_config(folder, algo=to_json(preset(algorithm, None, "sim:3m"))["algo"])
     lines = [line | {"actor/entropy": 1.0, "critic/explained_variance": 0.5} for line in LINES]
     write_lines(folder / "metrics.jsonl", lines)
     page = page_of(folder)
-    assert page.all("h1")[0].text == "MAPPO on 3m"
+    assert page.all("h1")[0].text == f"{title} on 3m"
     assert figure(page, "Explained variance") and figure(page, "Entropy")
 
 

@@ -10,10 +10,10 @@ import pytest
 from drawn import jit
 
 from majepa.algorithm import Decentralised, agent_key, agent_keys
-from majepa.config import DEBUG, MAPPO_DEBUG, ConfigError, MappoConfig, TrainConfig
+from majepa.config import DEBUG, MAPPO_DEBUG, MAT_DEBUG, ConfigError, MappoConfig, TrainConfig
 from majepa.envs import EnvError, make_env
 from majepa.recording import record
-from majepa.team import OpenRun, Policy, TeamPlayer, open_run
+from majepa.team import OpenRun, Policy, TeamPlayer, make_player, open_run
 from majepa.training import RunState, make_algorithm
 
 ENV = make_env("3m")
@@ -35,12 +35,13 @@ def sharpened(tree):
 
 @functools.cache
 def opened(name: str) -> OpenRun:
-    config = TrainConfig(ALGORITHMS[name], env="sim:3m", steps=100)
+    algo = MAT_DEBUG if name == "mat" else ALGORITHMS[name]
+    config = TrainConfig(algo, env="sim:3m", steps=100)
     algorithm = make_algorithm(config, ENV.spec)
     learner = jit(algorithm.init)(jax.random.key(0))
     if name == "majepa":
         learner = learner._replace(params=sharpened(learner.params))
-    else:
+    elif name != "mat":
         learner = learner._replace(actor=sharpened(learner.actor))
     state = RunState(learner, None, jax.random.key(0), transitions=100, updates=1)  # type: ignore[arg-type]
     return OpenRun(config, ENV, algorithm, state)
@@ -130,13 +131,21 @@ def test_agents_that_do_not_exist():
         Policy(opened("mappo")).begin(3)
 
 
-def test_an_algorithm_that_cannot_act_apart():
-    class Central:
-        pass
+def test_agents_of_mat_cannot_act_apart():
+    run = opened("mat")
+    assert not isinstance(run.algorithm, Decentralised)
+    with pytest.raises(ConfigError, match=r"agents of mat cannot act apart: .* act together"):
+        Policy(run)
 
-    assert not isinstance(Central(), Decentralised)
-    with pytest.raises(ConfigError, match="cannot act apart"):
-        Policy(opened("mappo")._replace(algorithm=Central()))
+
+def test_a_recorded_battle_of_a_team_that_decides_as_one():
+    player = make_player(opened("mat"))
+    recording = record(ENV, player, seed=0, max_steps=6)
+    assert (recording.header.choice, recording.header.player[:5]) == ("argmax", "mat, ")
+    assert all(step.probabilities is None for step in recording.steps)
+    again = record(ENV, make_player(opened("mat")), seed=0, max_steps=6)
+    assert [step.orders for step in recording.steps] == [step.orders for step in again.steps]
+    assert isinstance(make_player(opened("mappo")), TeamPlayer)
 
 
 def test_a_folder_without_a_checkpoint(tmp_path):

@@ -21,15 +21,26 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 from ..algorithm import Alone, Cadence, Decision, Experience, Metrics, Row, agent_keys
 from ..config import ConfigError, MappoConfig
 from ..envs.base import EnvSpec, TimeStep
-from ..nn.dists import entropy, log_prob_of, masked_log_probs, sample_each, sample_index
+from ..nn.dists import log_prob_of, masked_log_probs, sample_each, sample_index
 from ..nn.layers import Linear
-from ..nn.means import masked_mean, standardise
-from ..nn.optim import apply_update, is_finite
+from ..nn.means import masked_mean
+from ..nn.optim import apply_update
 from ..nn.recurrent import GRU, LayerNorm, orthogonal_linear
-from ..policy.returns import ValueNorm, clipped_surrogate, gae, log_ratio
-
-NO_ACTION = -1
-"""The last action of an agent that has not acted yet; its one-hot code is zero."""
+from ..policy.returns import ValueNorm
+from ..policy.rollout import (
+    Decided,
+    Outcomes,
+    actor_loss,
+    clipped_adam,
+    learn_in_epochs,
+    moved_statistics,
+    outcomes,
+    rollout_metrics,
+    standardised_advantage,
+    to_agents,
+    value_loss,
+)
+from ..policy.view import NO_ACTION, agent_view, team_views, unless_first, view_size
 
 
 class Network(eqx.Module):
@@ -188,12 +199,12 @@ class Mappo:
 
     def begin(self, num_envs: int) -> Memory:
         spec, batch = self.spec, (num_envs, self.spec.num_agents, self.config.frames)
-        view_size = spec.observation_size + spec.num_actions + spec.num_agents
-        state_size = spec.agent_state_size + (0 if self._has_agent_state else view_size)
+        views = view_size(spec)
+        states = spec.agent_state_size + (0 if self._has_agent_state else views)
         sight = Sight(
             last_action=jnp.full(batch[:2], NO_ACTION, jnp.int32),
-            views=jnp.zeros((*batch, view_size)),
-            states=jnp.zeros((*batch, state_size)),
+            views=jnp.zeros((*batch, views)),
+            states=jnp.zeros((*batch, states)),
         )
         hidden = jnp.zeros((*batch[:2], self.config.width))
         return Memory(sight, hidden, hidden)
@@ -231,8 +242,8 @@ class Mappo:
         greedy: bool,
     ) -> Alone:
         starts = is_first[None]
-        last_action = jnp.where(starts[:, None], NO_ACTION, memory.last_action)
-        view = self.view(observation[None, None], last_action, memory.agent[None, None])
+        last_action, agent = unless_first(memory.last_action, starts), memory.agent[None, None]
+        view = agent_view(self.spec, observation[None, None], last_action, agent)
         views = _push(memory.views, view, starts)
         logits, hidden = _decide(executor, views, starts, memory.hidden)
         log_probs = masked_log_probs(logits[0, 0], legal)
@@ -243,22 +254,17 @@ class Mappo:
         self, state: Learner, data: Experience, key: Key[Array, ""]
     ) -> tuple[Learner, Metrics]:
         """Epochs over one rollout; metrics of the losses are means over their steps."""
-        sequences, of_rollout = self.sequences(state, data)
-        count, parts = sequences.action.shape[1], self.config.minibatches
-
-        def epoch(state: Learner, key: Key[Array, ""]) -> tuple[Learner, Metrics]:
-            if parts == 1:
-                return self.learn(state, sequences)
-            # What does not fill a minibatch waits for another epoch's order.
-            order = jax.random.permutation(key, count)[: count // parts * parts]
-            state, metrics = jax.lax.scan(learn_part, state, order.reshape(parts, -1))
-            return state, jax.tree.map(jnp.mean, metrics)
-
-        def learn_part(state: Learner, part: Int[Array, " P"]) -> tuple[Learner, Metrics]:
-            return self.learn(state, jax.tree.map(lambda x: x[:, part], sequences))
-
-        state, of_steps = jax.lax.scan(epoch, state, jax.random.split(key, self.config.epochs))
-        metrics = {**jax.tree.map(jnp.mean, of_steps), **of_rollout}
+        config, (sequences, of_rollout) = self.config, self.sequences(state, data)
+        state, of_steps = learn_in_epochs(
+            self.learn,
+            state,
+            sequences,
+            key,
+            epochs=config.epochs,
+            minibatches=config.minibatches,
+            axis=1,
+        )
+        metrics = {**of_steps, **of_rollout}
         is_good = jnp.isfinite(metrics["actor/gradient_norm"] + metrics["critic/gradient_norm"])
         bad = jnp.where(is_good, 0, state.nonfinite_in_a_row + 1)
         metrics["nonfinite_in_a_row"] = bad.astype(jnp.float32)
@@ -269,24 +275,11 @@ class Mappo:
         """A world that has none repeats its state; then each agent's own view is added."""
         return self.spec.agent_state_size != self.spec.state_size
 
-    def view(
-        self,
-        observation: Float[Array, "B N O"],
-        last_action: Int[Array, "B N"],
-        agent: Int[Array, "B N"],
-    ) -> Float[Array, "B N V"]:
-        """What an actor sees: its own observation, its own last action and who it is."""
-        actions = jax.nn.one_hot(last_action, self.spec.num_actions)
-        ids = jax.nn.one_hot(agent, self.spec.num_agents)
-        return jnp.concatenate([observation, actions, ids], axis=-1)
-
     def see(self, sight: Sight, step: TimeStep) -> Sight:
         """The sight of a row, from the one before and the action taken there."""
-        spec, is_first = self.spec, step.is_first
-        last_action = jnp.where(is_first[:, None], NO_ACTION, sight.last_action)
-        agents = jnp.broadcast_to(jnp.arange(spec.num_agents), last_action.shape)
-        view = self.view(step.observation, last_action, agents)
-        state = step.agent_state
+        is_first, state = step.is_first, step.agent_state
+        last_action = unless_first(sight.last_action, is_first)
+        view = team_views(self.spec, step.observation, last_action)
         if not self._has_agent_state:
             state = jnp.concatenate([state, view], axis=-1)
         views, states = _push(sight.views, view, is_first), _push(sight.states, state, is_first)
@@ -301,51 +294,31 @@ class Mappo:
 
         step, kept = data.rows.step, data.rows.kept
         _, (views, states) = jax.lax.scan(look, data.carry.sight, data.rows)
-        returns, advantage, counts = self.advantages(state, data)
-        acts = step.alive & counts
+        found = self.outcomes(state, data)
+        acts = step.alive & found.counts
         sequences = Sequences(
             view=_flat(views),
             state=_flat(states),
             legal=step.legal,
             action=data.rows.action,
-            is_first=_to_agents(step.is_first, self.spec.num_agents),
+            is_first=to_agents(step.is_first, self.spec.num_agents),
             acts=acts,
-            counts=counts,
+            counts=found.counts,
             log_prob=kept.log_prob,
             value=kept.value,
-            # Once per rollout and over the living: minibatches do not change it.
-            advantage=standardise(advantage, acts.astype(jnp.float32), floor=1e-10),
-            returns=returns,
+            advantage=standardised_advantage(found, acts),
+            returns=found.returns,
             actor_hidden=kept.actor,
             critic_hidden=kept.critic,
         )
-        unexplained = _variance(advantage, counts) / _variance(returns, counts)
-        metrics = {
-            "critic/explained_variance": 1 - unexplained,
-            "rollout/reward": masked_mean(_after(step.reward, data.final.reward), counts[..., 0]),
-            "rollout/valid": jnp.mean(acts.astype(jnp.float32)),
-        }
-        return jax.tree.map(self._cut, sequences), metrics
+        return jax.tree.map(self._cut, sequences), rollout_metrics(data, found, acts)
 
-    def advantages(
-        self, state: Learner, data: Experience
-    ) -> tuple[Float[Array, "T B N"], Float[Array, "T B N"], Bool[Array, "T B N"]]:
-        """Returns and advantages in the units of the reward, and which rows are decisions."""
-        step, final, memory = data.rows.step, data.final, data.final_carry
+    def outcomes(self, state: Learner, data: Experience) -> Outcomes:
+        final, memory, config = data.final, data.final_carry, self.config
         sight = self.see(memory.sight, final)
-        final_value, _ = _decide(state.critic, sight.states, final.is_first, memory.critic)
-        values = jnp.concatenate([data.rows.kept.value, final_value[None, ..., 0]])
-        values = state.returns.denormalise(values)
-
-        decides = ~(step.is_last | _after(step.is_first, final.is_first))
-        reward = _after(step.reward, final.reward)
-        cont = jnp.where(_after(step.is_terminal, final.is_terminal), 0.0, self.config.discount)
-        agents = self.spec.num_agents
-        decides, reward, cont = (_to_agents(x, agents) for x in (decides, reward, cont))
-        # A last row is worth what the critic says: its advantage is zero, whatever comes next.
-        reward, cont = jnp.where(decides, reward, values[:-1]), jnp.where(decides, cont, 0.0)
-        advantage = gae(reward, cont, values, self.config.trace)
-        return advantage + values[:-1], advantage, decides
+        out, _ = _decide(state.critic, sight.states, final.is_first, memory.critic)
+        value, final_value = map(state.returns.denormalise, (data.rows.kept.value, out[..., 0]))
+        return outcomes(data, value, final_value, discount=config.discount, trace=config.trace)
 
     def _cut(self, x: Shaped[Array, "T B N ..."]) -> Shaped[Array, "L S ..."]:
         x = x.reshape(-1, self.sequence, *x.shape[1:])
@@ -354,9 +327,7 @@ class Mappo:
     def learn(self, state: Learner, batch: Sequences) -> tuple[Learner, Metrics]:
         """One step of each network; the statistics of returns move first."""
         config = self.config
-        moved = state.returns.updated(batch.returns, batch.counts, config.value_decay)
-        good = is_finite(moved)
-        returns = jax.tree.map(lambda new, old: jnp.where(good, new, old), moved, state.returns)
+        returns = moved_statistics(state.returns, batch.returns, batch.counts, config.value_decay)
         target = returns.normalise(batch.returns)
         actor_gradient, metrics = jax.grad(self.actor_loss, has_aux=True)(state.actor, batch)
         critic_loss, critic_gradient = jax.value_and_grad(self.critic_loss)(
@@ -383,33 +354,21 @@ class Mappo:
     def actor_loss(self, actor: Network, batch: Sequences) -> tuple[Float[Array, ""], Metrics]:
         logits, _ = actor(batch.view, batch.is_first, batch.actor_hidden[0])
         log_probs = masked_log_probs(logits, batch.legal)
-        log_prob = log_prob_of(log_probs, batch.action)
-        gain = clipped_surrogate(log_prob, batch.log_prob, batch.advantage, self.config.clip)
-        spread = masked_mean(entropy(log_probs), batch.acts)
-        loss = -masked_mean(gain, batch.acts) - self.config.entropy * spread
-        drift = log_ratio(log_prob, batch.log_prob)
-        ratio = jnp.exp(drift)
-        is_clipped = (jnp.abs(ratio - 1) > self.config.clip).astype(jnp.float32)
-        return loss, {
-            "loss/actor": loss,
-            "actor/entropy": spread,
-            "actor/clipped": masked_mean(is_clipped, batch.acts),
-            "actor/kl": masked_mean(ratio - 1 - drift, batch.acts),
-        }
+        decided = Decided(batch.action, batch.acts, batch.log_prob, batch.advantage)
+        config = self.config
+        return actor_loss(log_probs, decided, clip=config.clip, entropy_scale=config.entropy)
 
     def critic_loss(
         self, critic: Network, batch: Sequences, target: Float[Array, "L S"]
     ) -> Float[Array, ""]:
         out, _ = critic(batch.state, batch.is_first, batch.critic_hidden[0])
-        value, clip, delta = out[..., 0], self.config.clip, self.config.huber
-        near = batch.value + jnp.clip(value - batch.value, -clip, clip)
-        free, bound = (optax.huber_loss(guess, target, delta=delta) for guess in (value, near))
-        return masked_mean(jnp.maximum(free, bound), batch.counts)
+        clip, huber = self.config.clip, self.config.huber
+        losses = value_loss(out[..., 0], batch.value, target, clip=clip, huber=huber)
+        return masked_mean(losses, batch.counts)
 
     def _optimizer(self, rate: float) -> optax.GradientTransformation:
-        clip = optax.clip_by_global_norm(self.config.max_gradient)
-        # As one vector: the same numbers, and far fewer programs to compile and to start.
-        return optax.flatten(optax.chain(clip, optax.adam(rate, eps=self.config.adam_eps)))
+        config = self.config
+        return clipped_adam(rate, eps=config.adam_eps, max_gradient=config.max_gradient)
 
 
 def _decide(
@@ -419,7 +378,7 @@ def _decide(
     hidden: Float[Array, "B N W"],
 ) -> tuple[Float[Array, "B N O"], Float[Array, "B N W"]]:
     """Outputs for one row of all agents, and the hidden states after it."""
-    starts = _to_agents(is_first, hidden.shape[1])
+    starts = to_agents(is_first, hidden.shape[1])
     out, hidden = network(_flat(frames)[None], starts[None], hidden)
     return out[0], hidden
 
@@ -433,17 +392,3 @@ def _push(
 
 def _flat(frames: Float[Array, "*b F D"]) -> Float[Array, "*b F*D"]:
     return frames.reshape(*frames.shape[:-2], -1)
-
-
-def _after(rows: Shaped[Array, "T B"], final: Shaped[Array, " B"]) -> Shaped[Array, "T B"]:
-    """What arrives with the row after each row."""
-    return jnp.concatenate([rows[1:], final[None]])
-
-
-def _to_agents(x: Shaped[Array, "*b"], num_agents: int) -> Shaped[Array, "*b N"]:
-    """What holds for the team, for each of its agents."""
-    return jnp.broadcast_to(x[..., None], (*x.shape, num_agents))
-
-
-def _variance(x: Float[Array, "*b"], valid: Bool[Array, "*b"]) -> Float[Array, ""]:
-    return masked_mean((x - masked_mean(x, valid)) ** 2, valid)

@@ -27,6 +27,8 @@ ALL_MAPS = (
 """Of the paper's appendix."""
 POINTS = 10
 """Evaluations on the way to the budget, for the learning curves."""
+SAVES = 4
+"""Checkpoints on the way; a run that is killed loses no more than what came since the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +69,12 @@ class Cell:
         method = self.method
         base = preset(method.algorithm, method.preset, self.env)
         steps = base.steps if self.steps is None else self.steps
-        schedule = EvaluationConfig(every=max(1, steps // POINTS))
-        base = dataclasses.replace(base, steps=steps, seed=self.seed, evaluation=schedule)
+        # As many episodes on the way as at the end: one program less to compile.
+        schedule = EvaluationConfig(every=max(1, steps // POINTS), episodes=100)
+        base = dataclasses.replace(
+            base, steps=steps, seed=self.seed, evaluation=schedule,
+            save_every=max(1, steps // SAVES),
+        )  # fmt: skip
         return with_overrides(base, method.overrides)
 
 

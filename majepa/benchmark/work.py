@@ -43,7 +43,7 @@ def _train(root: Path, cells: dict[str, dict]) -> int:
     for folder in folders:
         _clear_unclaimed(folder)
     configs = [from_json(settings) for settings in cells.values()]
-    results = train_together(configs, folders, resume=True, console=Console())
+    results = train_together(configs, folders, console=Console())
     if any(result.stopped == INTERRUPTED for result in results):
         print("stopped; the runs are saved", flush=True)
         return STOPPED

@@ -16,6 +16,15 @@ def orthogonal_linear(size_in: int, size_out: int, gain: float, *, key: Key[Arra
     return eqx.tree_at(lambda linear: linear.weight, Linear(size_in, size_out, key=key), weight)
 
 
+def uniform_linear(size_in: int, size_out: int, bound: float, *, key: Key[Array, ""]) -> Linear:
+    """A linear map whose weights and biases start uniform within `bound` of zero."""
+    key_weight, key_bias = jax.random.split(key)
+    weight = jax.random.uniform(key_weight, (size_in, size_out), minval=-bound, maxval=bound)
+    bias = jax.random.uniform(key_bias, (size_out,), minval=-bound, maxval=bound)
+    linear = Linear(size_in, size_out, key=key)
+    return eqx.tree_at(lambda linear: (linear.weight, linear.bias), linear, (weight, bias))
+
+
 class LayerNorm(eqx.Module):
     """Zero mean and unit variance over the last axis, then a learned gain and offset."""
 
@@ -39,10 +48,14 @@ class GRU(eqx.Module):
     from_input: Linear
     from_hidden: Linear
 
-    def __init__(self, size_in: int, size: int, *, key: Key[Array, ""]) -> None:
+    def __init__(
+        self, size_in: int, size: int, *, key: Key[Array, ""], bound: float | None = None
+    ) -> None:
+        """Both maps start uniform within a bound, orthogonal without one."""
+        start, scale = (orthogonal_linear, 1.0) if bound is None else (uniform_linear, bound)
         key_input, key_hidden = jax.random.split(key)
-        self.from_input = orthogonal_linear(size_in, 3 * size, 1.0, key=key_input)
-        self.from_hidden = orthogonal_linear(size, 3 * size, 1.0, key=key_hidden)
+        self.from_input = start(size_in, 3 * size, scale, key=key_input)
+        self.from_hidden = start(size, 3 * size, scale, key=key_hidden)
 
     def __call__(
         self, x: Float[Array, "T *b I"], is_first: Bool[Array, "T *b"], hidden: Float[Array, "*b H"]

@@ -377,7 +377,11 @@ ROLLOUTS = Chapter(
     (
         Panel(
             "Gradient norm",
-            {"actor/gradient_norm": "actor", "critic/gradient_norm": "critic"},
+            {
+                "actor/gradient_norm": "actor",
+                "critic/gradient_norm": "critic",
+                "network/gradient_norm": "network",
+            },
             "Before clipping. Steady within an order of magnitude.",
             is_log=True,
         ),
@@ -394,5 +398,9 @@ ROLLOUTS = Chapter(
         *SPEEDS,
     ),
 )
-MAPPO = (POLICY, CRITIC, ROLLOUTS)
-CHAPTERS: Mapping[str, Sequence[Chapter]] = {"majepa": MAJEPA, "mappo": MAPPO}
+ON_POLICY = (POLICY, CRITIC, ROLLOUTS)
+CHAPTERS: Mapping[str, Sequence[Chapter]] = {
+    "majepa": MAJEPA,
+    "mappo": ON_POLICY,
+    "mat": ON_POLICY,
+}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from .drawing import (
     CHARACTER,
@@ -37,6 +38,8 @@ MOST_DOTS = 24
 """A line of more points shows none of them singly."""
 BOLD_CHARACTER = 6.7
 LABEL_HEIGHT = 12.0
+MARK_LENGTH = 60.0
+Shape = Literal["ring", "diamond"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +62,27 @@ class Axis:
     """Fixed ends; none takes them from the data."""
 
 
-def line_chart(series: Sequence[Series], x: Axis, y: Axis, size: Size, describes: str) -> Markup:
-    """Lines over a common axis, each labelled where it ends."""
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A value from elsewhere to hold a line against: a dotted line that ends in a hollow shape."""
+
+    label: str
+    """Under the pointer."""
+    x: float
+    y: float
+    style: str
+    shape: Shape = "ring"
+
+
+def line_chart(
+    series: Sequence[Series],
+    x: Axis,
+    y: Axis,
+    size: Size,
+    describes: str,
+    marks: Sequence[Mark] = (),
+) -> Markup:
+    """Lines over a common axis, each labelled where it ends; marks must lie on the axes."""
     if y.is_log:
         series = [kept for one in series if (kept := _positive(one)).x]
     series = [one for one in series if len(one.x)]
@@ -70,7 +92,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, size: Size, describes
     y_values = _y_ticks(series, y, size.y_ticks)
     y_labels = log_labels(y_values) if y.is_log else tick_labels(y_values, y.unit)
     left = 8 + CHARACTER * max((len(label) for label in y_labels), default=0)
-    labels = [one.label for one in series] if len(series) > 1 else []
+    labels = [one.label for one in series] if len(series) > 1 or marks else []
     right = size.width - 10 - BOLD_CHARACTER * max((len(label) for label in labels), default=0)
     bottom = size.height - (34 if x.title else 20)
     across = Scale(*x_domain, left, right)
@@ -89,7 +111,8 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, size: Size, describes
         frame,
         *bands,
         *lines,
-        _end_labels(series, up, right + 5, bottom) if labels else None,
+        *(_mark(mark, across, up, y) for mark in marks),
+        _end_labels(series, up, right + 7, bottom) if labels else None,
         tag("line", class_="cursor", x1=0, x2=0, y1=8, y2=pixel(bottom), visibility="hidden"),
         class_="chart line-chart",
         viewBox=f"0 0 {size.width:g} {size.height:g}",
@@ -146,6 +169,25 @@ def _band(one: Series, across: Scale, up: Scale) -> Markup:
     lows = [(across(a), up(b)) for a, b in zip(one.x, one.low or (), strict=True)]
     highs = [(across(a), up(b)) for a, b in zip(one.x, one.high or (), strict=True)]
     return tag("polygon", class_=f"band {one.style}", points=points([*highs, *reversed(lows)]))
+
+
+def _mark(mark: Mark, across: Scale, up: Scale, y: Axis) -> Markup:
+    at, height = across(mark.x), pixel(up(mark.y))
+    start = pixel(max(across.start, at - MARK_LENGTH))
+    return tag(
+        "g",
+        tag("title", f"{mark.label}: {written(mark.y, y.unit)}"),
+        tag("line", x1=start, x2=pixel(at), y1=height, y2=height),
+        hollow(mark.shape, at, up(mark.y)),
+        class_=f"mark {mark.style}",
+    )
+
+
+def hollow(shape: Shape, x: float, y: float) -> Markup:
+    if shape == "ring":
+        return tag("circle", cx=pixel(x), cy=pixel(y), r=3.5)
+    corners = [(x, y - 4.5), (x + 4.5, y), (x, y + 4.5), (x - 4.5, y)]
+    return tag("polygon", points=points(corners))
 
 
 def _end_labels(series: Sequence[Series], up: Scale, x: float, bottom: float) -> Markup:

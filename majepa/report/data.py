@@ -161,7 +161,7 @@ class Run:
     def preset(self) -> Preset | None:
         """None for an algorithm that has no presets."""
         known = [
-            Preset(name, flat(_as_stored(to_json(preset(self.algorithm, name, self.map_name)))))
+            Preset(name, flat(as_stored(to_json(preset(self.algorithm, name, self.map_name)))))
             for name in PRESETS.get(self.algorithm, ())
         ]
         mine = flat(self.config)
@@ -227,6 +227,11 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return fields
 
 
+def as_stored(config: dict[str, Any]) -> dict[str, Any]:
+    """As `config.json` would have it: lists for tuples."""
+    return json.loads(json.dumps(config))
+
+
 def _episode_count(record: Record) -> int:
     return int(finite(record.get("evaluation/episodes")) or 0)
 
@@ -273,11 +278,6 @@ def _read_versions(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def _is_infinite(value: Any) -> bool:
     return value in ("inf", "-inf") or (isinstance(value, float) and math.isinf(value))
-
-
-def _as_stored(config: dict[str, Any]) -> dict[str, Any]:
-    """As `config.json` would have it: lists for tuples."""
-    return json.loads(json.dumps(config))
 
 
 def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:

@@ -1,55 +1,28 @@
-"""The page: a head that lets nothing in from outside, the result in large, then the sections."""
+"""The page of a run: the result in large, then the sections."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from .bars import interval_strip
 from .data import Estimate, Run
+from .document import document
 from .html import Markup, joined, tag
 from .numbers import duration, number, percent
-from .sections import Section, sections
-
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "img-src data: blob:; font-src data:; media-src data: blob:; base-uri 'none'; "
-    "form-action 'none'"
-)
-"""What the page may load: only what stands in it, or in a battle embedded in it."""
+from .sections import sections
 
 WHICH = {
     "finished": "Final win rate",
     "stopped": "Win rate at the early stop",
     "unfinished": "Win rate so far",
 }
-ALGORITHMS = {"majepa": "MA-JEPA", "mappo": "MAPPO"}
+ALGORITHMS = {"majepa": "MA-JEPA", "mappo": "MAPPO", "mat": "MAT"}
 """Names as people write them."""
 
 
 def page(run: Run, battle_html: str | None = None) -> str:
     """The whole document; the same run gives the same text."""
     found = sections(run, Markup(battle_html) if battle_html else None)
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{_algorithm(run)} on {run.map_name}, seed {_seed(run)}"),
-        tag("style", Markup(_file("style.css"))),
-    )
-    body = tag(
-        "body",
-        _header(run),
-        _contents(found),
-        tag("main", *(_section(section) for section in found)),
-        tag("script", Markup(_file("readout.js"))),
-    )
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
-
-
-def _file(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    title = f"{_algorithm(run)} on {run.map_name}, seed {_seed(run)}"
+    return document(title, _header(run), found)
 
 
 def _header(run: Run) -> Markup:
@@ -169,18 +142,3 @@ def _notes(run: Run) -> Markup | None:
     if refused:
         notes.insert(0, f"The last {refused} updates were refused: something was not finite.")
     return tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else None
-
-
-def _contents(found: list[Section]) -> Markup:
-    links = [tag("li", tag("a", one.title, href=f"#{one.identifier}")) for one in found]
-    return tag("nav", tag("ol", *links), aria_label="Contents")
-
-
-def _section(section: Section) -> Markup:
-    return tag(
-        "section",
-        tag("h2", section.title),
-        tag("p", section.introduction, class_="introduction") if section.introduction else None,
-        section.content,
-        id=section.identifier,
-    )

@@ -11,6 +11,7 @@ from .catalogue import Chapter, Panel, chapters_of
 from .chapters import CHAPTERS
 from .charts import Axis, Series, line_chart
 from .data import Actions, Estimate, Record, Run, finite, win_rate
+from .document import Section, absent
 from .drawing import LARGE, SMALL
 from .html import Markup, joined, tag
 from .numbers import duration, percent, written
@@ -22,14 +23,6 @@ SHARE = Axis("percent", domain=(0, 1))
 PHASES = ("compiling", "collecting", "learning", "evaluating", "saving")
 COLOURS = ("c1", "c2", "c3", "c4", "c5")
 ORDERED = ("k1", "k2", "k3", "k4", "k5")
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    identifier: str
-    title: str
-    content: Markup
-    introduction: str = ""
 
 
 def sections(run: Run, battle: Markup | None) -> list[Section]:
@@ -48,7 +41,7 @@ def sections(run: Run, battle: Markup | None) -> list[Section]:
 
 def _learning(run: Run) -> Section:
     if not run.evaluated:
-        return Section("learning", "Learning curves", _absent("Not evaluated yet."))
+        return Section("learning", "Learning curves", absent("Not evaluated yet."))
     wins = _evaluated(run, "transitions", win_rate)
     wins_by_time = _evaluated(run, "seconds", win_rate)
     returns = _evaluated(run, "transitions", run.mean_return)
@@ -78,8 +71,8 @@ def _learning(run: Run) -> Section:
 def _battle(battle: Markup | None) -> Section:
     if battle is None:
         missing = "No battle is embedded in this page. To see these agents fight, run the command "
-        absent = joined(missing, tag("code", "majepa watch RUN"), " at the end of the page.")
-        return Section("battle", "A battle", tag("p", absent, class_="absent"))
+        instead = joined(missing, tag("code", "majepa watch RUN"), " at the end of the page.")
+        return Section("battle", "A battle", tag("p", instead, class_="absent"))
     return Section("battle", "A battle", tag("div", battle, class_="battle"))
 
 
@@ -97,7 +90,7 @@ def _episodes(run: Run) -> Section:
         if _numbers(episodes, field)
     ]
     if not figures:
-        return Section("episodes", title, _absent("No single episodes are stored."))
+        return Section("episodes", title, absent("No single episodes are stored."))
     legend = tag(
         "p",
         tag("span", class_="swatch won"),
@@ -177,7 +170,7 @@ def _speed(run: Run) -> Section:
         title = "Transitions per second"
         figures.append(_large(title, series, WALL_TIME, Axis(is_log=steep)))
     if not figures:
-        return Section("speed", "Speed", _absent("No times are logged."))
+        return Section("speed", "Speed", absent("No times are logged."))
     introduction = "Transitions per second count collecting and learning alone."
     return Section("speed", "Speed", tag("div", *figures, class_="large"), introduction)
 
@@ -262,7 +255,3 @@ def _line(run: Run, name: str, along: str = "transitions") -> tuple[list[float],
     places = [(finite(record.get(along)), value) for record, value in run.values(name)]
     points = [(x, y) for x, y in places if x is not None]
     return [x for x, _ in points], [y for _, y in points]
-
-
-def _absent(text: str) -> Markup:
-    return tag("p", text, class_="absent")

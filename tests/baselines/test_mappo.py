@@ -11,80 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from matching import NUM_ACTIONS, NUM_AGENTS, Matching
 
-from majepa.algorithm import Experience, Metrics
-from majepa.baselines.mappo import NO_ACTION, Learner, Mappo, Network, Sequences
+from majepa.algorithm import Cadence, Experience, Metrics
+from majepa.baselines.mappo import Learner, Mappo, Network, Sequences
 from majepa.collect import begin, collect
 from majepa.config import ConfigError, MappoConfig, preset
 from majepa.envs import make_env
-from majepa.envs.base import EnvSpec, TimeStep
 from majepa.nn.dists import log_prob_of, masked_log_probs
 from majepa.policy.returns import ValueNorm, clipped_surrogate, gae
-
-NUM_AGENTS, NUM_ACTIONS = 2, 3
-
-
-class MatchingState(NamedTuple):
-    key: jax.Array
-    steps: jax.Array
-    """Rows since the reset; every row has its own bit."""
-    place: jax.Array
-    """Rows since the episode began."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Matching:
-    """Both agents must take the action that they are shown, 0 or 1; time limits end episodes."""
-
-    limit: int = 5
-    deaths: bool = False
-    """Whether agent 1 dies in its third row. It keeps its actions: only `alive` says so."""
-    forbids: bool = False
-    """Whether agent 0 may never take action 1."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        return EnvSpec("toy:matching", NUM_AGENTS, NUM_ACTIONS, 2, 3, 4, self.limit)
-
-    def reset(self, keys):
-        zeros = jnp.zeros(keys.shape[0], jnp.int32)
-        state = MatchingState(keys, zeros, zeros)
-        return state, self._row(state, jnp.zeros(keys.shape[0]))
-
-    def step(self, state, action):
-        wins = jnp.all(action == self._bits(state)[:, None], axis=1)
-        is_over = state.place == self.limit
-        place = jnp.where(is_over, 0, state.place + 1)
-        state = MatchingState(state.key, state.steps + 1, place)
-        return state, self._row(state, jnp.where(is_over, 0.0, wins.astype(jnp.float32)))
-
-    def _bits(self, state):
-        rows = jax.vmap(jax.random.fold_in)(state.key, state.steps)
-        return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(rows)
-
-    def _row(self, state, reward):
-        batch = (state.place.shape[0], NUM_AGENTS)
-        shown = jax.nn.one_hot(self._bits(state), 2)
-        observation = jnp.broadcast_to(shown[:, None], (*batch, 2))
-        clock = jnp.broadcast_to(state.place[:, None, None] / self.limit, (*batch, 1))
-        agent = jnp.broadcast_to(jnp.arange(2.0)[None, :, None], (*batch, 1))
-        dies = (state.place[:, None] >= 2) & (jnp.arange(2) == 1)[None]
-        forbidden = (jnp.arange(2) == 0)[None, :, None] & (jnp.arange(3) == 1)[None, None]
-        is_last = state.place == self.limit
-        return TimeStep(
-            observation=observation,
-            legal=jnp.broadcast_to(~forbidden | (not self.forbids), (*batch, NUM_ACTIONS)),
-            alive=~dies if self.deaths else jnp.ones(batch, bool),
-            agent_state=jnp.concatenate([observation, clock, agent], axis=-1),
-            state=jnp.concatenate([shown, clock[:, 0]], axis=-1),
-            reward=reward,
-            is_first=state.place == 0,
-            is_last=is_last,
-            is_terminal=jnp.zeros_like(is_last),
-            won=jnp.zeros(batch[0], bool),
-            info={},
-        )
-
+from majepa.policy.view import NO_ACTION
 
 CONFIG = MappoConfig(
     width=8, num_envs=3, rollout=16, chunk=4, epochs=2, timeout_is_terminal=False
@@ -279,7 +215,7 @@ def test_advantages_equal_a_loop_over_episodes(ends):
         if ends:
             step, final = (x._replace(is_terminal=x.is_last) for x in (step, final))
         data = played_data._replace(rows=played_data.rows._replace(step=step), final=final)
-        returns, advantage, decides = jax.jit(algorithm.advantages)(learner, data)
+        returns, advantage, decides = jax.jit(algorithm.outcomes)(learner, data)
         act = jax.jit(functools.partial(algorithm.act, greedy=True))
         last = act(learner, data.final_carry, final, jax.random.key(0)).kept.value
         value = jnp.concatenate([data.rows.kept.value, last[None]])
@@ -534,7 +470,7 @@ def test_settings_of_single_maps(map_name, recurrent, frames, epochs, clip):
     got = (config.recurrent, config.frames, config.epochs, config.clip)
     assert got == (recurrent, frames, epochs, clip)
     algorithm = Mappo(config, make_env(map_name).spec)
-    assert algorithm.cadence == (8, 400)
+    assert algorithm.cadence == Cadence(8, 400)
     assert algorithm.sequence == (10 if recurrent else 1)
 
 

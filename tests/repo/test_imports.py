@@ -29,27 +29,43 @@ MAY_IMPORT = {
     "replay": ("algorithm", "config", "envs.base"),
     "world_model": ("config", "envs.base", "nn", "replay"),
     "imagine": ("config", "nn", "replay", "world_model"),
-    "policy": ("config", "imagine", "nn", "replay"),
+    "policy": ("algorithm", "config", "envs.base", "imagine", "nn", "replay"),
     "policy/actor": ("config", "nn"),
     "policy/critic": ("config", "nn"),
+    "policy/ppo": ("config", "imagine", "nn", "policy", "replay"),
     "policy/returns": ("nn",),
+    "policy/rollout": ("algorithm", "nn", "policy.returns"),
+    "policy/view": ("envs.base",),
     "report": ("config", "files", "run_folder", "stats"),
+    "episode_replay": (),
     "benchmark": (
-        "__version__",
-        "config",
-        "envs.base",
-        "envs.make",
-        "files",
-        "interrupt",
-        "log",
-        "machine",
-        "progress",
-        "run_folder",
-        "training",
+        "__version__", "config", "envs.base", "envs.make", "files", "interrupt", "log", "machine",
+        "progress", "report", "run_folder", "stats", "training",
     ),
+    "benchmark/published": (),
     "benchmark/grids": ("config", "envs.make"),
-    "baselines": ("algorithm", "config", "envs.base", "nn", "policy.returns"),
-}
+    "benchmark/results": (
+        "benchmark.folder", "benchmark.grids", "config", "report", "run_folder",
+    ),
+    "benchmark/data_files": ("benchmark.grids", "benchmark.results", "report"),
+    "benchmark/curves": ("benchmark.grids", "benchmark.results"),
+    "benchmark/scores": ("benchmark.published", "benchmark.results", "stats"),
+    "benchmark/aggregates": ("benchmark.grids", "benchmark.results", "stats"),
+    "benchmark/tables": (
+        "benchmark.aggregates", "benchmark.data_files", "benchmark.published",
+        "benchmark.results", "benchmark.scores", "stats",
+    ),
+    "benchmark/comparison": (
+        "benchmark.published", "benchmark.results", "benchmark.scores", "benchmark.tables",
+        "stats",
+    ),
+    "benchmark/page": ("benchmark", "report"),
+    "benchmark/output": ("benchmark", "files"),
+    "baselines": (
+        "algorithm", "config", "envs.base", "episode_replay", "nn", "policy.returns",
+        "policy.rollout", "policy.view",
+    ),
+}  # fmt: skip
 """What a part of the package may know besides itself; `agent`, `train` and `cli` may know all."""
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .arena import Arena
 
 # Ranks of candidates; squared distances, far below the steps between them, order each rank.
-KEPT, HEALER, NEAR, RETALIATION, NOBODY = -2e4, -1e4, 0.0, 1e4, 1e9
+KEPT, HEALER, THREAT, NEAR, RETALIATION, NOBODY = -3e4, -2e4, -1e4, 0.0, 1e4, 1e9
 TIE = 1e-3
 
 
@@ -31,9 +31,13 @@ def choose_targets(
     in_scan = distance2 <= arena.enemy_scan2
     # Formations are full of equal distances; the lower number wins, not the rounding error.
     nearness = distance2 + (TIE * allies).astype(np.float32)
-    is_kept = is_target & (ally_aim | (distance2 <= arena.enemy_reach2))
-    rank = jnp.where(ally_aim & arena.enemy_can_hit, nearness + RETALIATION, NOBODY)
-    rank = jnp.where(in_scan, nearness + NEAR, rank)
+    threatens = ally_aim & ally_alive[:, None] & arena.enemy_can_hit
+    # Who holds its fire is dropped for one who does not.
+    is_threatened = jnp.any(threatens & in_scan, axis=0)
+    stays = ally_aim | ((distance2 <= arena.enemy_reach2) & ~is_threatened[None])
+    is_kept = is_target & stays
+    rank = jnp.where(threatens, nearness + RETALIATION, NOBODY)
+    rank = jnp.where(in_scan, nearness + jnp.where(threatens, THREAT, NEAR), rank)
     is_healer = arena.is_healer[arena.allies]
     if is_healer.any():
         healer_lives = jnp.any(ally_alive & is_healer, axis=0)
