@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "report": ("config", "files", "run_folder", "stats"),
     "episode_replay": (),
     "benchmark": (
-        "config", "envs.base", "envs.make", "files", "interrupt", "log", "machine", "progress",
+        "__version__", "config", "envs.base", "envs.make", "files", "interrupt", "log", "machine",
+        "progress",
         "report", "run_folder", "stats", "training",
     ),
     "benchmark/published": (),
