@@ -272,6 +272,7 @@ OPTIONAL: Mapping[str, tuple[str, str]] = {
     "wandb": ("wandb", "`--log.wandb`"),
     "pettingzoo": ("pettingzoo", "`majepa.envs.parallel_env`"),
     "gymnasium": ("pettingzoo", "`majepa.envs.parallel_env`"),
+    "ray": ("cluster", "`majepa benchmark --cluster`"),
 }
 """Packages that majepa can do without: the extra that brings each, and what it is for."""
 

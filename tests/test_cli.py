@@ -15,6 +15,8 @@ from majepa.cli import main, parse_train
 from majepa.config import ConfigError, TrainConfig, preset
 from majepa.envs.sim import SCENARIOS
 
+MAPPO_TABLE = ("benchmark", "paper", "--methods", "mappo")
+
 
 def told(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The same in this process: an interpreter takes seconds to start."""
@@ -45,7 +47,9 @@ def majepa(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 def test_help_names_every_command():
     result = majepa("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ("maps", "watch", "train", "report"))
+    assert all(
+        command in result.stdout for command in ("maps", "watch", "train", "report", "benchmark")
+    )
     assert "StarCraft" in result.stdout
 
 
@@ -101,6 +105,16 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("train", "--steps", "0"), "steps is 0; it must be at least one transition"),
         (("train", "--resume", "nowhere"), "nowhere is not the folder of a run"),
         (("train", "mappo", "--preset", "debug", "--out", "/proc/run"), "/proc"),
+        (("benchmark", "papr"), "did you mean paper"),
+        (("benchmark", "nowhere.json"), "there is no grid file at nowhere.json"),
+        (("benchmark", "paper", "--methods", "mapo"), "no method 'mapo'; it has majepa, mappo"),
+        (("benchmark", "paper", "--maps", "3m", "2s3z"), "no map '3m'; it has 2s_vs_1sc"),
+        (("benchmark", "paper", "--seeds", "1"), "no seed 1; it has 1302, 2771, 7636"),
+        (("benchmark", "paper", "--jobs", "0"), "--jobs is 0; it must be 1 or more"),
+        ((*MAPPO_TABLE, "--out", "/proc/grid"), "cannot write into /proc/grid"),
+        ((*MAPPO_TABLE, "--cluster", "127.0.0.1:1"), "nobody answers at 127.0.0.1:1"),
+        ((*MAPPO_TABLE, "--cluster", "there"), "must be HOST:PORT or auto"),
+        ((*MAPPO_TABLE, "--cluster", "ray://there:10001"), "must be HOST:PORT or auto"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments, message):

@@ -203,7 +203,7 @@ def _connect(ray: Any, address: str) -> None:
 def _require_answer(address: str) -> None:
     """Refuse an address where nobody listens, sooner than Ray would."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or "/" in host or not port.isdigit():
         raise ConfigError(f"{address!r} is no address of a cluster; it must be HOST:PORT or auto")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()

@@ -83,7 +83,7 @@ def benchmark(
 
 def write_output(grid: Grid, root: Path) -> list[Path]:
     """Tables and the page about the results so far."""
-    from .output import write  # pyright: ignore
+    from .output import write
 
     return write(grid, root)
 

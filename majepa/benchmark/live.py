@@ -16,6 +16,7 @@ from ..progress import clock_time, percent
 from .folder import cell_folder
 from .grids import Cell, Grid
 from .jobs import Job
+from .runner import Event
 from .states import Standing, standing
 
 LOOK_SECONDS = 2.0
@@ -60,18 +61,23 @@ class Board:
         number = "" if attempt == 1 else f", attempt {attempt}"
         self.say(f"{job.name} started on {machine}{number}")
 
-    def ended(self, job: Job, seconds: float, reason: str | None, *, again: bool) -> None:
+    def ended(
+        self, job: Job, event: Event, seconds: float, reason: str | None, *, again: bool
+    ) -> None:
         del self._running[job.name]
         self._look(job)
-        if reason is None:
+        after = f"{job.name} {event} after {clock_time(seconds)}"
+        if event == "failed":
+            self._failures += 1
+            if not again:
+                self._failed[job.name] = job
+            then = "; it will be tried again" if again else ""
+            self.say(f"{after}: {reason}{then}")
+        elif event == "finished":
             rates = ", ".join(percent(self._standings[cell.name].win_rate) for cell in job.cells)
-            self.say(f"{job.name} finished in {clock_time(seconds)}: {rates} won")
-            return
-        self._failures += 1
-        if not again:
-            self._failed[job.name] = job
-        then = "; it will be tried again" if again else ""
-        self.say(f"{job.name} ended after {clock_time(seconds)}: {reason}{then}")
+            self.say(f"{after}: {rates} won")
+        else:
+            self.say(after)
 
     def refresh(self, waiting: int) -> None:
         self._waiting = waiting

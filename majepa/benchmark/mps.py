@@ -6,12 +6,22 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 PROGRAM = "nvidia-cuda-mps-control"
-PATIENCE = 20.0
+PATIENCE = 30.0
 """Seconds that the daemon may take to answer."""
+TRIAL = """
+import ctypes
+
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context = ctypes.c_int(), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+"""
 
 
 @contextlib.contextmanager
@@ -22,21 +32,26 @@ def shared_gpu() -> Iterator[Mapping[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="majepa-mps-", ignore_cleanup_errors=True) as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        if not _call(["-d"], places):
+        if not _call([PROGRAM, "-d"], places):
             yield {}
             return
         try:
-            yield places
+            yield places if _serves(places) else {}
         finally:
-            _call([], places, "quit\n")
+            _call([PROGRAM], places, "quit\n")
 
 
-def _call(arguments: list[str], places: Mapping[str, str], text: str = "") -> bool:
-    """Whether the program could be told something."""
+def _serves(places: Mapping[str, str]) -> bool:
+    """Whether a process gets hold of the GPU through the daemon, which starts even if none can."""
+    return _call([sys.executable, "-S", "-c", TRIAL], places)
+
+
+def _call(command: Sequence[str], places: Mapping[str, str], text: str = "") -> bool:
+    """Whether a program ends well."""
     try:
         # Its output goes nowhere: the daemon would hold a pipe open for as long as it lives.
         answer = subprocess.run(
-            [PROGRAM, *arguments],
+            command,
             env={**os.environ, **places},
             input=text,
             text=True,

@@ -19,10 +19,9 @@ from ..report.data import Actions, Record, ReportError, Run, as_stored, finite, 
 from ..report.numbers import number
 from ..report.sections import PHASES
 from ..run_folder import CONFIG, EVALUATIONS, METRICS
+from .folder import CELLS
 from .grids import Cell, Grid, Method
 
-CELLS = "cells"
-"""The folder of run folders, each named as its cell."""
 SIMULATORS = ("", "sim")
 """Families of environments that are the embedded simulator."""
 WITHOUT_EFFECT = ("log.", "save_every")

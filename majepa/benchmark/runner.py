@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..log import JsonLines
 from ..progress import clock_time
@@ -22,6 +22,9 @@ LOSSES = 20
 """Machines that may be lost under a job before it counts as failed."""
 INTERRUPTED = "interrupted"
 
+Event = Literal["started", "finished", "stopped", "failed"]
+"""Of a job, as `jobs.jsonl` has it."""
+
 
 @runtime_checkable
 class View(Protocol):
@@ -29,7 +32,9 @@ class View(Protocol):
 
     def started(self, job: Job, attempt: int, machine: str) -> None: ...
 
-    def ended(self, job: Job, seconds: float, reason: str | None, *, again: bool) -> None: ...
+    def ended(
+        self, job: Job, event: Event, seconds: float, reason: str | None, *, again: bool
+    ) -> None: ...
 
     def refresh(self, waiting: int) -> None:
         """Called again and again; jobs that nobody works on yet."""
@@ -144,7 +149,7 @@ class Runner:
     def _end(
         self,
         attempt: _Attempt,
-        event: str,
+        event: Event,
         machine: str,
         reason: str | None,
         *,
@@ -153,9 +158,9 @@ class Runner:
         seconds = round(time.monotonic() - attempt.started, 1)
         why = {} if reason is None else {"reason": reason}
         self._note(event, attempt, seconds=seconds, machine=machine, **why)
-        self._view.ended(attempt.job, seconds, reason, again=again)
+        self._view.ended(attempt.job, event, seconds, reason, again=again)
 
-    def _note(self, event: str, attempt: _Attempt, **more: Any) -> None:
+    def _note(self, event: Event, attempt: _Attempt, **more: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         about = {"job": attempt.job.name, "attempt": attempt.number}
         self._events.write({"time": now, "event": event, **about, **more})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from ..envs.make import make_env
 from ..run_folder import CONFIG, EVALUATIONS, METRICS, reclaim
 
 State = Literal["missing", "begun", "finished"]
+Record = Mapping[str, Any]
 TAIL = 1 << 18
 """Bytes at the end of a log in which its last evaluation is looked for."""
 
@@ -49,12 +50,18 @@ def require_own(folder: Path, config: TrainConfig) -> None:
 
 
 def _final_win_rate(folder: Path, episodes: int) -> float | None:
-    """Of a final evaluation that was written to its end."""
-    final = [record for record in _records(folder / EVALUATIONS) if record.get("kind") == "final"]
+    """Of a final evaluation that was written to its end, the line of the metrics about it too."""
+    final = list(filter(_is_final, _records(folder / EVALUATIONS)))
     counts = Counter(record.get("actions") for record in final)
     if counts != {"argmax": episodes, "sampled": episodes}:
         return None
+    if not any(map(_is_final, _records(folder / METRICS, tail=TAIL))):
+        return None
     return sum(record["won"] for record in final if record["actions"] == "argmax") / episodes
+
+
+def _is_final(record: Record) -> bool:
+    return record.get("kind") == "final"
 
 
 def _latest(folder: Path) -> tuple[int, float | None]:
@@ -66,7 +73,7 @@ def _latest(folder: Path) -> tuple[int, float | None]:
     return transitions, win_rate
 
 
-def _records(path: Path, *, tail: int | None = None) -> Iterator[dict[str, Any]]:
+def _records(path: Path, *, tail: int | None = None) -> Iterator[Record]:
     """Whole lines of a file that may be growing at this moment."""
     if not path.is_file():
         return

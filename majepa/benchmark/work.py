@@ -27,7 +27,7 @@ STOPPED = 75
 
 def main(path: Path) -> int:
     _stop_with_parent()
-    root = path.parents[1]
+    root = path.resolve().parents[1]
     job = json.loads(path.read_text(encoding="utf-8"))
     with _alone(lock_file(root, job["job"])):
         return _train(root, job["cells"])

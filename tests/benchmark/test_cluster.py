@@ -2,6 +2,8 @@
 
 import functools
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -50,11 +52,16 @@ def nodes():
     made.shutdown()
 
 
+def saved(root):
+    """Runs that have a checkpoint."""
+    return {path.parents[1].name for path in root.glob("cells/*/checkpoints/last.safetensors")}
+
+
 def lose_a_node(made, workers, root):
     """Take away a node once both jobs have saved something, and put another in its place."""
 
     def wait_and_remove():
-        while len(list(root.glob("cells/*/checkpoints/last.safetensors"))) < 2:
+        while {name.rpartition("-")[0] for name in saved(root)} < {"mappo-3m", "mappo-2m_vs_1z"}:
             time.sleep(0.05)
         made.remove_node(workers[0], allow_graceful=False)
         made.add_node(num_cpus=1, object_store_memory=100 << 20)
@@ -92,6 +99,29 @@ def test_a_grid_survives_the_loss_of_a_machine(whole, nodes, tmp_path, monkeypat
     assert " starts; " in log and " continues at " in log
     assert final_episodes(root) == final_episodes(whole)
     assert all(len(episodes) == 8 for episodes in final_episodes(root).values())
+
+
+def test_an_interruption_brings_home_what_was_saved(whole, nodes, tmp_path, monkeypatch):
+    made, _ = nodes
+    root = tmp_path / "grid"
+    apart = functools.partial(cluster.cluster_workers, may_share=False, report_seconds=0.2)
+    monkeypatch.setattr(cluster, "cluster_workers", apart)
+
+    def interrupt():
+        while not any(root.glob("cells/*/metrics.jsonl")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    options = Options("", out=root, cluster=made.address, jobs=1)
+    grid = write_grid(TINY, tmp_path)
+    assert benchmark(grid, options, console=Console()) == 130
+    assert "stopped; the runs are saved" in (root / "jobs" / "mappo-3m.log").read_text()
+    assert "mappo-3m-1" in saved(root) and "mappo-2m_vs_1z-1" not in saved(root)
+    # Another machine goes on with it: this one.
+    assert benchmark(grid, Options("", out=root, jobs=2), console=Console()) == 0
+    assert " continues at " in (root / "jobs" / "mappo-3m.log").read_text()
+    assert final_episodes(root) == final_episodes(whole)
 
 
 def test_jobs_that_no_machine_can_hold_are_refused(nodes, tmp_path):

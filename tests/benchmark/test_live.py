@@ -17,7 +17,7 @@ def console(*, terminal=False):
     return Console(file=io.StringIO(), width=100, force_terminal=terminal, color_system=None)
 
 
-def shown(board, *, picture=True):
+def shown(board):
     target = console()
     target.print(board.picture())
     text = target.file.getvalue()
@@ -61,24 +61,32 @@ def test_finished_cells_show_their_win_rate(board, tmp_path):
     board.started(LARGE, 1, "here")
     for cell, wins in zip(LARGE.cells, (1, 4), strict=True):
         finish(tmp_path, cell, wins)
-    board.ended(LARGE, 61.0, None, again=False)
+    board.ended(LARGE, "finished", 61.0, None, again=False)
     rows, text = shown(board)
     assert rows == {"3m": "62.5%", "2m_vs_1z": "-"}
     assert "2 of 4 runs finished" in text
-    assert lines(board)[-1].endswith("mappo-3m finished in 0:01:01: 25.0%, 100.0% won")
+    assert lines(board)[-1].endswith("mappo-3m finished after 0:01:01: 25.0%, 100.0% won")
 
 
 def test_failures_are_shown(board):
     board.started(SMALL, 1, "here")
-    board.ended(SMALL, 5.0, "exit code 1", again=True)
+    board.ended(SMALL, "failed", 5.0, "exit code 1", again=True)
     assert shown(board)[0]["2m_vs_1z"] == "-"
     board.started(SMALL, 2, "here")
-    board.ended(SMALL, 5.0, "exit code 1", again=False)
+    board.ended(SMALL, "failed", 5.0, "exit code 1", again=False)
     rows, text = shown(board)
     assert rows["2m_vs_1z"] == "failed"
     assert "1 failed (2 failed attempts)" in text
     assert "attempt 2" in lines(board)[-2]
-    assert lines(board)[-1].endswith("ended after 0:00:05: exit code 1")
+    assert lines(board)[-1].endswith("failed after 0:00:05: exit code 1")
+
+
+def test_a_job_that_was_stopped_has_not_failed(board):
+    board.started(SMALL, 1, "here")
+    board.ended(SMALL, "stopped", 5.0, "it was asked to stop", again=False)
+    rows, text = shown(board)
+    assert rows["2m_vs_1z"] == "-" and "0 failed (0 failed attempts)" in text
+    assert lines(board)[-1].endswith("mappo-2m_vs_1z stopped after 0:00:05")
 
 
 def test_lines_tell_of_running_jobs_now_and_then(board, tmp_path, monkeypatch):

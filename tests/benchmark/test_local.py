@@ -15,7 +15,7 @@ import pytest
 from tiny_grids import TINY
 
 from majepa import machine
-from majepa.benchmark import local
+from majepa.benchmark import local, mps
 from majepa.benchmark.folder import claim, log_file
 from majepa.benchmark.jobs import jobs_of, write_job
 from majepa.benchmark.mps import shared_gpu
@@ -220,12 +220,13 @@ def test_gpus_are_found_without_starting_anything_on_them(monkeypatch, variables
     assert machine.usable_gpus() == []
 
 
-def fake_daemon(monkeypatch, folder, code):
+def fake_daemon(monkeypatch, folder, code, *, serves=True):
     program = folder / "nvidia-cuda-mps-control"
     program.write_text(
         f'#!/bin/sh\necho "$@" "$(cat)" "$CUDA_MPS_PIPE_DIRECTORY" >> {folder}/calls\nexit {code}\n'
     )
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setattr(mps, "_serves", lambda places: serves)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
@@ -250,10 +251,17 @@ def test_a_daemon_that_does_not_start_is_done_without(monkeypatch, tmp_path):
         assert places == {}
 
 
+def test_a_daemon_that_serves_nobody_is_ended_and_done_without(monkeypatch, tmp_path):
+    fake_daemon(monkeypatch, tmp_path, 0, serves=False)
+    with shared_gpu() as places:
+        assert places == {}
+    assert "quit" in (tmp_path / "calls").read_text()
+
+
 def test_the_daemon_is_for_several_jobs_on_a_gpu_that_want_it(monkeypatch, tmp_path, root):
     fake_daemon(monkeypatch, tmp_path, 0)
-    for jobs, gpus, mps in ((1, ["0"], True), (2, [], True), (2, ["0"], False)):
-        settings_of(monkeypatch, root, jobs, gpus=gpus, cores=8, mps=mps)
+    for jobs, gpus, wanted in ((1, ["0"], True), (2, [], True), (2, ["0"], False)):
+        settings_of(monkeypatch, root, jobs, gpus=gpus, cores=8, mps=wanted)
     assert not (tmp_path / "calls").exists()
     settings = settings_of(monkeypatch, root, 2, gpus=["0"], cores=8, mps=True)
     assert "CUDA_MPS_PIPE_DIRECTORY" in settings[1]

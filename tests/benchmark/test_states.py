@@ -41,6 +41,13 @@ def test_a_final_evaluation_that_is_torn_does_not_count(tmp_path):
     assert look(folder).state == "finished"
 
 
+def test_nor_one_that_was_not_logged(tmp_path):
+    folder = finish(tmp_path, CELL)
+    (folder / "metrics.jsonl").unlink()
+    progress(folder, 1_920, 0.5)
+    assert look(folder) == Standing("begun", 1_920, 0.5)
+
+
 def test_evaluations_on_the_way_do_not_finish_a_run(tmp_path):
     folder = finish(tmp_path, CELL)
     path = folder / "evaluations.jsonl"

@@ -40,12 +40,13 @@ MAY_IMPORT = {
     "episode_replay": (),
     "benchmark": (
         "__version__", "config", "envs.base", "envs.make", "files", "interrupt", "log", "machine",
-        "progress",
-        "report", "run_folder", "stats", "training",
+        "progress", "report", "run_folder", "stats", "training",
     ),
     "benchmark/published": (),
     "benchmark/grids": ("config", "envs.make"),
-    "benchmark/results": ("benchmark.grids", "config", "report", "run_folder"),
+    "benchmark/results": (
+        "benchmark.folder", "benchmark.grids", "config", "report", "run_folder",
+    ),
     "benchmark/data_files": ("benchmark.grids", "benchmark.results", "report"),
     "benchmark/curves": ("benchmark.grids", "benchmark.results"),
     "benchmark/scores": ("benchmark.published", "benchmark.results", "stats"),
@@ -107,11 +108,12 @@ def test_arrows_go_one_way(part):
 
 def test_importing_prints_nothing_and_starts_no_device_work():
     code = (
-        "import majepa, majepa.envs, majepa.cli, majepa.training\n"
+        "import majepa, majepa.envs, majepa.cli, majepa.training, majepa.benchmark.command\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge.backends_are_initialized()\n"
         "import sys\n"
-        "assert not {'pettingzoo', 'gymnasium', 'matplotlib', 'imageio'} & set(sys.modules)\n"
+        "optional = {'pettingzoo', 'gymnasium', 'matplotlib', 'imageio', 'ray'}\n"
+        "assert not optional & set(sys.modules)\n"
     )
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
