@@ -21,15 +21,17 @@ from .mps import shared_gpu
 from .workers import Ended, reason_of
 
 COMMAND = (sys.executable, "-m", "majepa.benchmark.work")
-JOBS_PER_GPU = 8
+JOBS_PER_GPU = 14
 CORES_PER_JOB = 2
+"""Without a GPU; with one, a job needs a core to compile and to start programs."""
 
 
 def default_jobs() -> int:
     """As many as the cores can feed, and on a GPU no more than it gains from."""
-    by_cores = max(1, machine.cores() // CORES_PER_JOB)
     gpus = len(machine.usable_gpus())
-    return min(by_cores, JOBS_PER_GPU * gpus) if gpus else by_cores
+    if gpus:
+        return min(machine.cores(), JOBS_PER_GPU * gpus)
+    return max(1, machine.cores() // CORES_PER_JOB)
 
 
 @contextlib.contextmanager

@@ -135,6 +135,20 @@ def loyalties() -> dict:
         "fights back from afar": Lane(
             [At(a, 21.9, 16, ("attack", 0)), At(b, 16, 18)], [ling], may_be_illegal=True
         ),
+        "holds its fire": Lane([At(a, 16 + near, 16), At(b, 16, 18, ("attack", 0))], [ling]),
+        "holds its fire, ranged": Lane([At(a, 17, 16), At(b, 16, 20, ("attack", 0))], [marine]),
+        "both fight": Lane(
+            [At(a, 16, 18, ("attack", 0)), At(b, 16 + near, 16, ("attack", 0))], [ling]
+        ),
+        "threat out of sight": Lane(
+            [At(a, 16 + near, 16), At(b, 16, 22.5, ("attack", 0))], [ling], may_be_illegal=True
+        ),
+        "nearest holds its fire": Lane(
+            [At(a, 16, 18), At(b, 19, 16, ("attack", 0))], [At("zergling", 16, 16)]
+        ),
+        "another's enemy": Lane(
+            [At(a, 16 + near, 16), At(b, 16, 18, ("attack", 1))], [ling, At("dummy", 12, 18)]
+        ),
         "alone in sight": Lane([At(a, 19, 16)], [ling]),
         "dead": Lane([At(a, 16 + near, 16, hp=0), At(b, 16, 18)], [ling]),
         "last one dead": Lane([At(a, 16 + near, 16, hp=0), At(b, 2, 2)], [ling]),
@@ -160,6 +174,12 @@ def loyalties() -> dict:
         ("fights back", 0),
         ("fights another", 1),
         ("fights back from afar", 0),
+        ("holds its fire", 1),
+        ("holds its fire, ranged", 1),
+        ("both fight", 0),
+        ("threat out of sight", 0),
+        ("nearest holds its fire", 1),
+        ("another's enemy", 0),
         ("alone in sight", 0),
         ("dead", 1),
         ("last one dead", -1),

@@ -196,7 +196,7 @@ BRIDGE = Scenario(
 @functools.cache
 def bridge() -> tuple[BattleEnv, list]:
     """The environment and all rows of an episode played at random."""
-    env = BattleEnv(BRIDGE)
+    env = BattleEnv(BRIDGE, rules=Rules(spawn_jitter=0))
     state, row = jax.jit(env.reset)(jax.random.split(jax.random.key(3), 5))
     step, rows, key = jax.jit(env.step), [row], jax.random.key(4)
     over = np.zeros(5, bool)

@@ -126,7 +126,7 @@ def test_rules():
     assert rules.heal_rate * 16 == pytest.approx(9)
     assert (rules.heal_per_energy, rules.heal_start_energy) == (3, 5)
     assert (rules.blast_radius, rules.beam_length, rules.beam_width) == (2.2, 2.8, 0.3)
-    assert rules.spawn_jitter == 0
+    assert rules.spawn_jitter == 0.5
 
 
 # Walking.
@@ -274,7 +274,7 @@ def jittered() -> tuple[np.ndarray, list[list[np.ndarray]]]:
             for name, (x, y) in zip(SHOOTERS, spots, strict=True)
         ],
     )
-    env = BattleEnv(scenario, rules=Rules(loops_per_step=1))
+    env = BattleEnv(scenario, rules=Rules(loops_per_step=1, spawn_jitter=0))
     state = starter(env)(jax.random.split(jax.random.key(5), 32))
     action = jnp.tile(6 + jnp.arange(len(SHOOTERS)), (32, 1))
     hp = [state.units.hp[env.arena.enemies]]

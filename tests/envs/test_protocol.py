@@ -10,7 +10,7 @@ import pytest
 
 from majepa.envs import Env, EnvError, make_env
 from majepa.envs.scripted import scripted_policy
-from majepa.envs.sim import SCENARIOS, BattleEnv, Rules
+from majepa.envs.sim import SCENARIOS, BattleEnv, Rules, motion
 
 
 @functools.cache
@@ -225,18 +225,40 @@ class TestBadInput:
             Rules(move_amount=0)
 
 
-def test_spawn_jitter_moves_units_apart_and_differs_by_key(key):
-    env = BattleEnv(SCENARIOS["2s3z"], rules=Rules(spawn_jitter=0.2))
-    state, _ = jax.jit(env.reset)(jax.random.split(key, 16))
-    x, y = np.asarray(state.units.x), np.asarray(state.units.y)
-    plain, _ = compiled("2s3z")[0](jax.random.split(key, 1))
-    moved = np.hypot(x - np.asarray(plain.units.x), y - np.asarray(plain.units.y))
-    assert 0.05 < moved.mean() < 0.3 and len(np.unique(x[0])) == 16
-    distance = np.hypot(x[:, None] - x, y[:, None] - y)
-    contact = np.broadcast_to(env.arena.contact, distance.shape)
-    assert (distance >= 0.9 * contact)[contact > 0].all()
+def test_each_side_starts_a_little_off_its_place_as_a_whole(key):
+    plain, _ = jax.jit(BattleEnv(SCENARIOS["2s3z"], rules=Rules(spawn_jitter=0)).reset)(
+        jax.random.split(key, 1)
+    )
+    env = BattleEnv(SCENARIOS["2s3z"])
+    state, _ = jax.jit(env.reset)(jax.random.split(key, 64))
+    moves = []
+    for side in (slice(0, 5), slice(5, 10)):
+        for axis in ("x", "y"):
+            off = np.asarray(getattr(state.units, axis) - getattr(plain.units, axis))[side]
+            assert np.ptp(off, axis=0).max() < 1e-5  # as a whole
+            moves.append(off[0])
+    moves = np.stack(moves)
+    assert np.abs(moves).max() <= 0.5 and np.abs(moves).max(axis=1).min() > 0.4
+    correlation = np.corrcoef(moves) - np.eye(4)
+    assert np.abs(correlation).max() < 0.4
+    assert len(np.unique(moves[0])) == 64
     step = jax.jit(env.step)
-    over = state._replace(is_over=jnp.arange(16) < 8)
-    after, row = step(over, jnp.ones((16, 5), jnp.int32))
-    assert (np.asarray(row.is_first) == (np.arange(16) < 8)).all()
-    assert (np.asarray(after.steps) == (np.arange(16) >= 8)).all()
+    ends = np.arange(64) < 8
+    after, row = step(state._replace(is_over=jnp.asarray(ends)), jnp.ones((64, 5), jnp.int32))
+    assert (np.asarray(row.is_first) == ends).all()
+    assert (np.asarray(after.steps) == ~ends).all()
+    # The next episode starts elsewhere.
+    assert (np.abs(after.units.x[0] - state.units.x[0]) > 1e-3)[ends].all()
+
+
+def test_sides_are_not_shifted_into_walls_and_buildings_not_at_all(key):
+    for name in ("2s_vs_1sc", "so_many_baneling", "corridor"):
+        env = BattleEnv(SCENARIOS[name])
+        state, _ = jax.jit(env.reset)(jax.random.split(key, 64))
+        x, y = np.asarray(state.units.x), np.asarray(state.units.y)
+        free_x, free_y = motion.keep_inside(env.arena, state.units.x, state.units.y)
+        assert np.hypot(free_x - x, free_y - y).max() < 0.02
+        agents = np.ptp(x[: env.spec.num_agents], axis=1)
+        assert (agents > 0.2).all()
+        if name == "2s_vs_1sc":
+            assert np.ptp(x[-1]) == 0

@@ -355,7 +355,9 @@ def test_a_reset_in_mid_episode_begins_anew(env):
     first = env.get_state()
     env.step([4, 4, 4])
     _, again = env.reset()
-    np.testing.assert_array_equal(first, again)
+    # Health, cooldowns and last actions as at first; both sides may stand a little elsewhere.
+    np.testing.assert_allclose(first, again, atol=1.01 / 16)
+    assert not (first == again).all()
     assert env._episode_steps == 0 and not env.last_action.any()
     assert env.get_stats()["battles_game"] == 0
 

@@ -54,9 +54,7 @@ def begin(arena: Arena, seed: UInt32[Array, "2 B"], episode: UInt32[Array, " B"]
     x, y = (full(column) for column in _start(arena))
     stream = step_noise(seed, episode, jnp.zeros(batch, jnp.int32))
     if arena.rules.spawn_jitter > 0:
-        lanes = np.arange(2 * arena.num_units, dtype=np.uint32)[:, None]
-        shift = (uniform(stream, lanes) * 2.0 - 1.0) * arena.rules.spawn_jitter
-        x, y = _settle(arena, x + shift[: arena.num_units], y + shift[arena.num_units :])
+        x, y = _shifted(arena, x, y, stream)
 
     def zeros(dtype=jnp.float32):
         return jnp.zeros(x.shape, dtype)
@@ -76,14 +74,36 @@ def begin(arena: Arena, seed: UInt32[Array, "2 B"], episode: UInt32[Array, " B"]
 
 def begin_again(arena: Arena, state: State) -> State:
     """The next episode of every battle, for those that are over."""
+    return begin(arena, state.seed, state.episode + 1)
 
-    def fresh() -> State:
-        return begin(arena, state.seed, state.episode + 1)
 
-    if arena.rules.spawn_jitter == 0:
-        return fresh()
-    # Settling jittered units is dear: only in steps that need it.
-    return jax.lax.cond(jnp.any(state.is_over), fresh, lambda: state)
+def _shifted(
+    arena: Arena, x: Float[Array, "U B"], y: Float[Array, "U B"], stream: UInt32[Array, " B"]
+) -> motion.XY:
+    """Each side as a whole a little off its place; buildings stay."""
+    shift = uniform(stream, np.arange(4, dtype=np.uint32)[:, None]) * 2.0 - 1.0
+    side = (np.arange(arena.num_units) >= arena.num_allies).astype(np.int32)
+    room = _room(arena) * arena.is_mobile
+    return x + room * shift[side], y + room * shift[side + 2]
+
+
+@functools.lru_cache(maxsize=256)
+def _room(arena: Arena) -> Column:
+    """How far each unit's side can be shifted along both axes before any of it meets a wall."""
+    x, y = _start(arena)
+    is_ally = np.arange(arena.num_units)[:, None] < arena.num_allies
+    corners = np.array([[-1, -1, 1, 1], [-1, 1, -1, 1]], np.float32) * arena.rules.spawn_jitter
+    room = np.zeros((arena.num_units, 1), np.float32)
+    for side in (is_ally, ~is_ally):
+        for share in (1.0, 0.75, 0.5, 0.25):
+            off_x, off_y = (x + share * corners[:1], y + share * corners[1:])
+            with jax.ensure_compile_time_eval():
+                free = jax.jit(lambda x, y: motion.keep_inside(arena, x, y))(off_x, off_y)
+                moved = np.hypot(np.asarray(free[0]) - off_x, np.asarray(free[1]) - off_y)
+            if (moved < ARRIVED)[side[:, 0]].all():
+                room[side] = share * arena.rules.spawn_jitter
+                break
+    return room
 
 
 @functools.lru_cache(maxsize=256)
@@ -111,7 +131,7 @@ def _march_goal(arena: Arena, stream: UInt32[Array, " B"]) -> Float[Array, "2 B"
         return jnp.zeros((2, stream.shape[0]), jnp.float32)
     start = np.array(order.start, np.float32)[:, None]
     end = start if order.end is None else np.array(order.end, np.float32)[:, None]
-    part = uniform(stream, np.full((1, 1), 2 * arena.num_units, np.uint32))
+    part = uniform(stream, np.full((1, 1), 4, np.uint32))
     return jnp.asarray(start) + part * (end - start)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-SIM_VERSION = "1.0"
+SIM_VERSION = "1.1"
 
 LOOPS_PER_SECOND = 16
 
@@ -134,8 +134,8 @@ class Rules:
     blast_radius: float = 2.2
     beam_length: float = 2.8
     beam_width: float = 0.3
-    spawn_jitter: float = 0.0
-    """Units start up to this far from their spawn points, along each axis."""
+    spawn_jitter: float = 0.5
+    """Each side starts up to this far from its place as a whole, along each axis."""
 
     def __post_init__(self) -> None:
         if self.loops_per_step < 1 or self.loops_per_step != int(self.loops_per_step):
