@@ -32,7 +32,6 @@ def finish(root: Path, job: dict) -> int:
         folder = root / "cells" / name
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
-        (folder / "versions.json").write_text(json.dumps({"environment_version": "1.0"}))
         episodes = config["evaluation"]["final_episodes"]
         lines = [
             json.dumps({"kind": "final", "actions": actions, "won": True})

@@ -6,7 +6,9 @@ from pathlib import Path
 from majepa.benchmark.folder import cell_folder
 from majepa.benchmark.grids import Cell, Grid, Method, to_json
 from majepa.config import to_json as config_json
+from majepa.envs.make import make_env
 
+WORLD = make_env("3m").spec.version
 OVERRIDES = {
     "save_every": 300,
     "evaluation.every": 500,
@@ -25,7 +27,7 @@ def write_grid(grid: Grid, folder: Path) -> str:
     return str(path)
 
 
-def begin(root: Path, cell: Cell, version: str = "1.0") -> Path:
+def begin(root: Path, cell: Cell, version: str = WORLD) -> Path:
     folder = cell_folder(root, cell)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config_json(cell.config())))
@@ -39,7 +41,7 @@ def progress(folder: Path, transitions: int, win_rate: float) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def finish(root: Path, cell: Cell, wins: int = 1, version: str = "1.0") -> Path:
+def finish(root: Path, cell: Cell, wins: int = 1, version: str = WORLD) -> Path:
     folder = begin(root, cell, version)
     episodes = cell.config().evaluation.final_episodes
     lines = [
