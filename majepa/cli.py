@@ -190,8 +190,8 @@ def benchmark(
         dry_run: Only print what would be run, and how far it is.
         mps: Let jobs share an NVIDIA GPU through NVIDIA's multi-process service, if there is one.
         cluster: Run on the Ray cluster at this address, HOST:PORT or auto, not on this machine.
-        cpus_per_job: Of the cluster; 2 if not given.
-        gpus_per_job: Of the cluster; 0.125 where it has GPUs and 0 elsewhere if not given.
+        cpus_per_job: Of the cluster; if not given 1 for jobs on a GPU, 2 for others.
+        gpus_per_job: Of the cluster; if not given 1/14 where it has GPUs, 0 elsewhere.
     """
     from .benchmark.command import Options
     from .benchmark.command import benchmark as run

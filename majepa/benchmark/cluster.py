@@ -224,11 +224,12 @@ def _share(
 ) -> dict[str, float]:
     """What a job takes of its machine."""
     has_gpus = any(machine.get("GPU", 0) > 0 for machine in machines)
-    most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
-    share = {
-        "CPU": float(cpus or max(1, min(CORES_PER_JOB, most))),
-        "GPU": (1 / JOBS_PER_GPU if has_gpus else 0.0) if gpus is None else float(gpus),
-    }
+    if gpus is None:
+        gpus = 1 / JOBS_PER_GPU if has_gpus else 0.0
+    if cpus is None:
+        most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
+        cpus = 1 if gpus > 0 else max(1, min(CORES_PER_JOB, most))
+    share = {"CPU": float(cpus), "GPU": float(gpus)}
     if not any(_places(machine, share) for machine in machines):
         raise ConfigError(
             f"no machine of the cluster has the {share['CPU']:g} CPUs and {share['GPU']:g} GPUs "

@@ -190,7 +190,7 @@ def test_what_the_caller_has_set_stays(monkeypatch, root):
 
 @pytest.mark.parametrize(
     ("gpus", "cores", "jobs"),
-    [([], 1, 1), ([], 2, 1), ([], 16, 8), (["0"], 4, 2), (["0"], 64, 8), (["0", "1"], 64, 16)],
+    [([], 1, 1), ([], 2, 1), ([], 16, 8), (["0"], 4, 4), (["0"], 64, 14), (["0", "1"], 64, 28)],
 )
 def test_as_many_jobs_as_the_machine_holds(monkeypatch, gpus, cores, jobs):
     monkeypatch.setattr(machine, "usable_gpus", lambda: gpus)
