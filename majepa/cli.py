@@ -148,7 +148,7 @@ def doctor(
     """Check this machine for a run: versions, devices, memory, disk, a battle; exit code 1 if bad.
 
     Args:
-        algorithm: Of the run to check for: majepa, mappo or mat.
+        algorithm: Of the run to check for: majepa, mappo, qmix or mat.
         preset: As `majepa train` takes it.
         env: As `majepa train` takes it.
         steps: As `majepa train` takes it; the budget of the preset and map if not given.
@@ -215,7 +215,7 @@ class TrainCommand:
     """
 
     algorithm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGORITHM")]
-    """majepa, mappo or mat; it comes before all flags."""
+    """majepa, mappo, qmix or mat; it comes before all flags."""
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: str | None = None
     """small, paper or debug for majepa; paper, tuned or debug for mappo and mat."""

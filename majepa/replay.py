@@ -51,6 +51,11 @@ class Replay(NamedTuple):
         return self.stored.reward.shape[0]
 
     @property
+    def num_rows(self) -> int:
+        """Of all environments together."""
+        return self.rows * self.num_envs
+
+    @property
     def num_envs(self) -> int:
         return self.stored.reward.shape[1]
 

@@ -19,6 +19,8 @@ PART_OF: Mapping[str, str] = {
     "actor": "parameters",
     "critic": "parameters",
     "network": "parameters",
+    "networks": "parameters",
+    "target": "parameters",
     "optimizers": "optimizers",
     "actor_optimizer": "optimizers",
     "critic_optimizer": "optimizers",
@@ -42,7 +44,7 @@ def state_size(state: RunState) -> RunSize:
     parts["environments"] = _bytes(state.stream)
     parts["other"] += _bytes((state.key, state.transitions, state.updates))
     replay = getattr(state.learner, "replay", None)
-    return RunSize(dict(parts), replay.rows * replay.num_envs if replay is not None else 0)
+    return RunSize(dict(parts), 0 if replay is None else replay.num_rows)
 
 
 def _bytes(tree: Any) -> int:

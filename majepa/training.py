@@ -456,7 +456,8 @@ class _Run:
     ) -> None:
         """What is due after a batch that was not the last: an evaluation, a line, a checkpoint."""
         config = self.config
-        if _crosses(before, now, config.evaluation.every) and stopped != INTERRUPTED:
+        if _crosses(before, now, config.evaluation.every):
+            # Even if somebody wants to leave: it could not be made up for.
             self.evaluate(state(), "training")
         elif stopped or self.is_line_due:
             self.log(now, state().updates)

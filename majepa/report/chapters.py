@@ -399,8 +399,43 @@ ROLLOUTS = Chapter(
     ),
 )
 ON_POLICY = (POLICY, CRITIC, ROLLOUTS)
+
+VALUES = Chapter(
+    "Values of the team",
+    "Means over the transitions of a batch of episodes from the replay.",
+    (
+        _one("Loss", "loss/critic", "Half the squared distance of values to returns."),
+        Panel(
+            "Values and returns",
+            {"critic/value": "values", "critic/target": "returns"},
+            "They rise together; values far above the return of an episode are made up.",
+        ),
+        _one("Error", "critic/error", "Mean distance of values to returns."),
+    ),
+)
+EPISODES = Chapter(
+    "Steps and episodes",
+    "What the optimizer met, and the experience it learned from.",
+    (
+        Panel(
+            "Gradient norm",
+            {"critic/gradient_norm": "agent and mixer"},
+            "Before clipping. Steady within an order of magnitude.",
+            is_log=True,
+        ),
+        _one(
+            "Random actions", "rollout/epsilon", "Share of them in training; falls to its floor.",
+            "percent",
+        ),
+        _one("Length", "rollout/length", "Mean of the latest episodes, in transitions."),
+        STEP_REFUSALS,
+        TRAINING_EPISODES,
+        *SPEEDS,
+    ),
+)  # fmt: skip
 CHAPTERS: Mapping[str, Sequence[Chapter]] = {
     "majepa": MAJEPA,
     "mappo": ON_POLICY,
     "mat": ON_POLICY,
+    "qmix": (VALUES, EPISODES),
 }

@@ -14,7 +14,7 @@ WHICH = {
     "stopped": "Win rate at the early stop",
     "unfinished": "Win rate so far",
 }
-ALGORITHMS = {"majepa": "MA-JEPA", "mappo": "MAPPO", "mat": "MAT"}
+ALGORITHMS = {"majepa": "MA-JEPA", "mappo": "MAPPO", "qmix": "QMIX", "mat": "MAT"}
 """Names as people write them."""
 
 
