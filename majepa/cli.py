@@ -218,7 +218,7 @@ class TrainCommand:
     """majepa, mappo, qmix or mat; it comes before all flags."""
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: str | None = None
-    """small, paper or debug for majepa; paper, tuned or debug for mappo and mat."""
+    """small, paper or debug for majepa; paper, tuned or debug for the baselines."""
     out: Path | None = None
     """Folder of the run; by default a new one under runs/."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
