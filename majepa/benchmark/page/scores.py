@@ -48,7 +48,7 @@ def curves_section(results: Results, rows: Sequence[Row]) -> Section:
     introduction = (
         "Win rate with argmax actions while training, against real transitions: the mean over the "
         "finished seeds, in a band from the lowest to the highest of them. The last point is the "
-        "final evaluation, with more episodes than those before."
+        "final evaluation."
     )
     if not figures:
         return Section("curves", "Learning curves", absent("No cell is finished."))
