@@ -326,10 +326,9 @@ class QmixConfig:
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        _require(
-            self.capacity >= self.batch, "algo.capacity", self.capacity,
-            f"at least the batch of {self.batch} episodes",
-        )  # fmt: skip
+        least = max(self.batch, self.num_envs)
+        wanted = f"at least {least} episodes, a batch and a round of all environments"
+        _require(self.capacity >= least, "algo.capacity", self.capacity, wanted)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from ..nn.means import masked_mean
 from ..nn.optim import apply_update
 from ..nn.recurrent import GRU, uniform_linear
 from ..policy.returns import gae
+from ..policy.rollout import clipped_adam
 from ..policy.view import NO_ACTION, agent_view, team_views, unless_first, view_size
 
 
@@ -184,7 +185,7 @@ class Qmix:
         return Learner(
             networks=networks,
             target=networks,
-            optimizer=self._optimizer.init(cast(Any, networks)),
+            optimizer=self.optimizer.init(cast(Any, networks)),
             replay=self._empty_replay(),
             transitions=zero,
             copied=zero,
@@ -321,7 +322,7 @@ class Qmix:
         batch = sample(state.replay, key, episodes=self.config.batch, rows=self.rows)
         gradient, metrics = jax.grad(self.loss, has_aux=True)(now.networks, state.target, *batch)
         networks, optimizer, report = apply_update(
-            self._optimizer, gradient, now.optimizer, now.networks
+            self.optimizer, gradient, now.optimizer, now.networks
         )
         bad = jnp.where(report.finite, 0, now.nonfinite_in_a_row + 1)
         metrics |= {
@@ -371,10 +372,10 @@ class Qmix:
         return gae(reward, cont, value, self.config.trace) + value[:-1]
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        clip = optax.clip_by_global_norm(self.config.max_gradient)
-        adam = optax.adam(self.config.rate, eps=self.config.adam_eps)
-        return optax.flatten(optax.chain(clip, adam))
+    def optimizer(self) -> optax.GradientTransformation:
+        """Of agent and mixer together."""
+        config = self.config
+        return clipped_adam(config.rate, eps=config.adam_eps, max_gradient=config.max_gradient)
 
 
 def exploring(

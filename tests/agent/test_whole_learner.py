@@ -13,7 +13,8 @@ from drawn import jit
 from runs.counting import CountingEnv
 from safetensors.numpy import load_file
 
-from majepa import agent
+from majepa import agent, lanes
+from majepa import run as host
 from majepa import training as loop
 from majepa.agent import Learner, Majepa
 from majepa.algorithm import Experience
@@ -310,9 +311,9 @@ def prepared(monkeypatch):
         return run
 
     keys = []
-    monkeypatch.setattr(loop, "evaluate", judge)
-    monkeypatch.setattr(loop, "_collect", noting_keys(collect_rows))
-    monkeypatch.setattr(loop, "_update", noting_keys(update))
+    monkeypatch.setattr(host, "evaluate", judge)
+    monkeypatch.setattr(lanes, "_collect", noting_keys(collect_rows))
+    monkeypatch.setattr(lanes, "_update", noting_keys(update))
     monkeypatch.setattr(loop, "_fresh", lambda *_: begun)
     return keys
 

@@ -382,7 +382,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted():
 
 def test_one_optimizer_bounds_the_gradient_of_both_networks_together():
     networks, _ = two_networks()
-    optimizer = ALGORITHM._optimizer
+    optimizer = ALGORITHM.optimizer
     gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 3.0), networks)
     state = optimizer.init(networks)
     plain = optax.adam(CONFIG.rate, eps=CONFIG.adam_eps)
@@ -415,9 +415,10 @@ def test_the_settings_of_the_paper():
     assert algorithm.cadence == Cadence(8, 120, whole_episodes=True)
 
 
-def test_a_replay_smaller_than_a_batch_is_refused():
-    with pytest.raises(ConfigError, match=r"algo\.capacity is 100; it must be at least the batch"):
-        QmixConfig(capacity=100)
+@pytest.mark.parametrize("settings", [{"capacity": 100}, {"capacity": 127, "num_envs": 130}])
+def test_a_replay_smaller_than_a_batch_or_a_round_is_refused(settings):
+    with pytest.raises(ConfigError, match=r"algo\.capacity is 1..; it must be at least 1[23]\d"):
+        QmixConfig(**settings)
 
 
 def test_it_learns_to_agree():

@@ -16,7 +16,7 @@ from majepa.algorithm import Row
 from majepa.config import ConfigError, ReplayConfig
 from majepa.envs.base import EnvSpec, TimeStep
 from majepa.replay import Replay, insert, make_replay, num_starts, sample, write_back
-from majepa.training import memory
+from majepa.run import memory
 
 AGENTS, ACTIONS, LATENTS, CLASSES = 2, 71, 3, 256
 CONTEXT, LEARNING = 5, 4

@@ -25,6 +25,11 @@ MAY_IMPORT = {
     "run_size": ("checks", "config", "envs.make", "training"),
     "collect": ("algorithm", "envs.base"),
     "evaluation": ("algorithm", "collect", "envs.base", "stats"),
+    "lanes": ("algorithm", "collect", "envs.base", "log"),
+    "run": (
+        "algorithm", "checkpoint", "collect", "config", "envs.base", "evaluation", "lanes", "log",
+        "progress", "run_folder", "sinks",
+    ),
     "nn": ("config",),
     "replay": ("algorithm", "config", "envs.base"),
     "world_model": ("config", "envs.base", "nn", "replay"),

@@ -15,8 +15,9 @@ from counting import CountingEnv, FakeAlgorithm
 from rich.console import Console
 
 from majepa.config import MAPPO_DEBUG, EvaluationConfig, TrainConfig
+from majepa.run import Run
 from majepa.run_folder import CONFIG
-from majepa.training import _Run, train
+from majepa.training import train
 
 CONFIGURATION = TrainConfig(
     MAPPO_DEBUG,
@@ -46,14 +47,14 @@ class Slow(FakeAlgorithm):
 
 
 def main(folder: Path) -> None:
-    advance = _Run.advance
+    advance = Run.advance
 
     def tell(self, state):
         state = advance(self, state)
         print(state.transitions, flush=True)
         return state
 
-    _Run.advance = tell
+    Run.advance = tell
     env = CountingEnv(lengths=(3, 5, 4), limit=5)
     resume = (folder / CONFIG).exists()
     train(

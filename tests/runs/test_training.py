@@ -10,7 +10,8 @@ import pytest
 from counting import CountingEnv, FakeAlgorithm
 from safetensors.numpy import load_file
 
-from majepa import training as loop
+from majepa import lanes
+from majepa import run as host
 from majepa.checkpoint import CheckpointError
 from majepa.config import MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
 from majepa.envs import make_env
@@ -150,9 +151,9 @@ def test_seeds_matter(finished, tmp_path):
 
 def test_programs_compile_once(tmp_path):
     algorithm = FakeAlgorithm(num_envs=2)
-    before = loop._collect._cache_size(), loop._update._cache_size()
+    before = lanes._collect._cache_size(), lanes._update._cache_size()
     run(tmp_path / "run", algorithm=algorithm)
-    assert (loop._collect._cache_size(), loop._update._cache_size()) == tuple(
+    assert (lanes._collect._cache_size(), lanes._update._cache_size()) == tuple(
         count + 1 for count in before
     )
 
@@ -232,7 +233,7 @@ def test_an_interrupt_saves_and_ends(finished, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "check_health", interrupt)
+        patched.setattr(lanes, "check_health", interrupt)
         before = signal.getsignal(signal.SIGINT)
         result = run(tmp_path / "run")
         assert signal.getsignal(signal.SIGINT) is before
@@ -243,7 +244,7 @@ def test_an_interrupt_saves_and_ends(finished, tmp_path, monkeypatch):
 
 
 def test_bad_rows_end_the_run_before_anything_is_learned(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_update", None)
+    monkeypatch.setattr(lanes, "_update", None)
     with pytest.raises(EnvError, match=r"environment 2, agent 1 \(medic\), feature 3"):
         run(tmp_path / "nan", env=dataclasses.replace(ENV, nan_at=(2, 1, 3)))
     with pytest.raises(EnvError, match=r"no legal action for environment 0, agent 1 \(medic\)"):
@@ -252,7 +253,7 @@ def test_bad_rows_end_the_run_before_anything_is_learned(tmp_path, monkeypatch):
 
 
 def test_updates_that_are_not_finite_end_the_run_and_spare_the_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "PATIENCE", 3)
+    monkeypatch.setattr(host, "PATIENCE", 3)
     folder = tmp_path / "run"
     config = dataclasses.replace(CONFIG, steps=1000)
     with pytest.raises(TrainError, match="3 updates in a row") as caught:
@@ -320,7 +321,7 @@ def test_mappo_goes_on_bit_for_bit_in_the_simulator(tmp_path, monkeypatch):
         zeros = np.zeros(episodes, np.float32)
         return Evaluation(zeros > 0, zeros, zeros.astype(np.int32), greedy)
 
-    monkeypatch.setattr(loop, "evaluate", judge)
+    monkeypatch.setattr(host, "evaluate", judge)
     env = make_env("sim:3m")
     config = TrainConfig(MAPPO_DEBUG, steps=320)
     algorithm = make_algorithm(config, env.spec)

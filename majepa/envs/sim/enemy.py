@@ -1,8 +1,9 @@
 """The scripted opponent: whom each enemy goes for.
 
-Enemies attack-move. A target is kept until it dies, or leaves the weapon's reach without fighting
-back; then the nearest opponent within acquisition range is taken, healers before all others, and
-failing that whoever is attacking the enemy from further away.
+Enemies attack-move. A target is kept until it dies, while it fights back, and while it is within
+reach and nobody in sight attacks this enemy. Otherwise one within acquisition range is taken:
+healers before all others, then those who attack this enemy, then the nearest. Failing that, whoever
+attacks it from further away.
 """
 
 from __future__ import annotations

@@ -1,0 +1,129 @@
+"""Runs on the device: their states, and the programs that advance them, alone or together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+
+from .algorithm import Algorithm, Experience
+from .collect import Collected, Counts, Health, Stream, check_health, collect
+from .envs.base import Env, EnvError
+from .log import Clock
+
+
+class RunState(NamedTuple):
+    """Everything that the rest of a run depends on."""
+
+    learner: Any
+    stream: Stream
+    key: Key[Array, ""]
+    transitions: int
+    updates: int
+
+
+class News(NamedTuple):
+    """What a batch brought for one run."""
+
+    counts: Counts
+    metrics: Mapping[str, Any]
+    fault: EnvError | None
+    """Why the batch, and what was learned from it, is of no use."""
+
+
+class Lanes:
+    """Where runs stand on the device. Several lie in the same arrays, on a first axis of their own,
+    and advance in one program; what one of them does after its end nobody looks at."""
+
+    def __init__(
+        self, algorithm: Algorithm, env: Env, states: Sequence[RunState], clock: Clock
+    ) -> None:
+        self.algorithm, self.env, self.clock = algorithm, env, clock
+        self._is_one = len(states) == 1
+        self._learner, self._stream, self._key = (
+            self._joined([getattr(state, name) for state in states])
+            for name in ("learner", "stream", "key")
+        )
+        self.transitions = [state.transitions for state in states]
+        self.updates = [state.updates for state in states]
+
+    def _joined(self, trees: list[Any]) -> Any:
+        return trees[0] if self._is_one else jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+    def _of(self, lane: int, tree: Any) -> Any:
+        """What belongs to one run of what holds for all."""
+        return tree if self._is_one else jax.tree.map(lambda leaf: leaf[lane], tree)
+
+    def __getitem__(self, lane: int) -> RunState:
+        """One run by itself."""
+        learner, stream, key = self._of(lane, (self._learner, self._stream, self._key))
+        return RunState(learner, stream, key, self.transitions[lane], self.updates[lane])
+
+    def advance(self, active: Sequence[int]) -> dict[int, News]:
+        """Collect a batch for each run, look at it, and learn from it."""
+        algorithm, env, is_one = self.algorithm, self.env, self._is_one
+        updates = self.updates[0] if is_one else jnp.asarray(self.updates)
+        keys = _batch_keys(self._key, updates, together=not is_one)
+        with self.clock.measure("collecting", "collect"):
+            gathered = _collect(
+                algorithm, env, self._learner, self._stream, keys[0], together=not is_one
+            )
+            found = jax.device_get((gathered.counts, gathered.health))
+        each = {lane: self._of(lane, found) for lane in active}
+        faults = {lane: self._fault(health) for lane, (_, health) in each.items()}
+        for fault in faults.values():
+            if fault is not None and all(faults.values()):
+                raise fault
+        with self.clock.measure("learning", "update"):
+            self._learner, metrics = _update(
+                algorithm, self._learner, gathered.data, keys[1], together=not is_one
+            )
+            metrics = jax.device_get(jax.block_until_ready((self._learner, metrics))[1])
+        self._stream = gathered.stream
+        for lane, (counts, _) in each.items():
+            self.transitions[lane] += int(counts.transitions)
+            self.updates[lane] += 1
+        return {
+            lane: News(counts, self._of(lane, metrics), faults[lane])
+            for lane, (counts, _) in each.items()
+        }
+
+    def _fault(self, health: Health) -> EnvError | None:
+        """What is wrong with the rows of one run."""
+        try:
+            check_health(health, self.env.spec, self.algorithm.cadence.num_envs)
+        except EnvError as error:
+            return error
+        return None
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="together")
+def _collect(
+    algorithm: Algorithm, env: Env, learner: Any, stream: Stream, key: Key[Array, "..."], *,
+    together: bool,
+) -> Collected:  # fmt: skip
+    one = functools.partial(collect, algorithm, env, rows=algorithm.cadence.rows)
+    return (jax.vmap(one) if together else one)(learner, stream, key)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1, static_argnames="together")
+def _update(
+    algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, "..."], *, together: bool
+) -> tuple[Any, Mapping[str, Array]]:
+    one = algorithm.update
+    return (jax.vmap(one) if together else one)(learner, data, key)
+
+
+@functools.partial(jax.jit, static_argnames="together")
+def _batch_keys(
+    key: Key[Array, "..."], update: Int[Array, "..."] | int, *, together: bool
+) -> tuple[Array, Array]:
+    def one(key: Key[Array, ""], update: Int[Array, ""] | int) -> tuple[Array, Array]:
+        key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
+        return key_collect, key_update
+
+    return (jax.vmap(one) if together else one)(key, update)
