@@ -303,8 +303,9 @@ def prepared(monkeypatch):
         zeros = np.zeros(episodes, np.float32)
         return Evaluation(zeros > 0, zeros, zeros.astype(np.int32), greedy)
 
-    def noting_keys(program):
-        def run(*given, **options):
+    def noting_keys(program, **options):
+        def run(*given, together):
+            assert not together
             keys.append(np.asarray(jax.random.key_data(given[-1])).tobytes())
             return program(*given, **options)
 
@@ -312,7 +313,7 @@ def prepared(monkeypatch):
 
     keys = []
     monkeypatch.setattr(host, "evaluate", judge)
-    monkeypatch.setattr(lanes, "_collect", noting_keys(collect_rows))
+    monkeypatch.setattr(lanes, "_collect", noting_keys(collect_rows, rows=1))
     monkeypatch.setattr(lanes, "_update", noting_keys(update))
     monkeypatch.setattr(loop, "_fresh", lambda *_: begun)
     return keys
