@@ -215,6 +215,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     return _header(path)["meta"]
 
 
+def read_omitted(path: Path) -> list[str]:
+    """Names of the leaves that a checkpoint was written without."""
+    return _header(path)["omitted"]
+
+
 def _named_leaves(tree: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for place, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Int, Key
 from rich.console import Console
 
 from . import checkpoint
-from .algorithm import Algorithm, Experience, Metrics
+from .algorithm import Algorithm, Experience
 from .collect import Collected, Counts, Stream, begin, check_health, collect
 from .config import (
     AlgorithmConfig,
@@ -177,10 +177,11 @@ def _train(
         for plan, start in zip(plans, starts, strict=True):
             for name in (METRICS, EVALUATIONS):
                 cut_back(plan.folder / name, start.state.transitions)
-            shown = Console(quiet=True) if runs else console
+            shown = Console(quiet=True, force_terminal=False) if runs else console
             run = _Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best)
             runs.append(opened.enter_context(run))
             run.announce(start.state, plan.resume)
+        clock.on_phase = runs[0].progress.phase
         lanes = _Lanes(algorithm, env, [start.state for start in starts], clock)
         del starts
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
@@ -224,6 +225,13 @@ def _start(plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock) -> _Start:
             else "remove it and --resume to train again from the start, or name another folder"
         )
         raise checkpoint.CheckpointError(f"{error}; {remedy}") from error
+    if checkpoint.read_omitted(folder / which) and _has_budget(
+        config, algorithm, state.transitions
+    ):
+        raise checkpoint.CheckpointError(
+            f"{folder / which} was kept without its replay when the run ended and cannot be "
+            "continued; remove it and --resume to train again from the start"
+        )
     meta = checkpoint.read_meta(folder / which)
     return _Start(state, meta["best"] and Score(**meta["best"]), meta["seconds"])
 
@@ -396,7 +404,6 @@ class _Run:
         self.folder = folder
         self.env = env
         self.algorithm = algorithm
-        self.batch = _batch(algorithm)
         self.clock = clock
         self.best = best
         self._sinks = make_sinks(config, folder)
@@ -410,7 +417,6 @@ class _Run:
         self._remaining = Remaining(config.steps)
         self._saved: int | None = None
         self.progress = make_progress(console, config.steps, clock)
-        clock.on_phase = self.progress.phase
 
     def __enter__(self) -> _Run:
         return self
@@ -437,7 +443,7 @@ class _Run:
 
     def has_budget(self, transitions: int) -> bool:
         """Whether another batch can be collected without exceeding the budget."""
-        return transitions + self.batch <= self.config.steps
+        return _has_budget(self.config, self.algorithm, transitions)
 
     def learned(
         self, transitions: int, updates: int, counts: Counts, metrics: Mapping[str, Any]
@@ -472,7 +478,8 @@ class _Run:
             argmax, sampled = self.evaluate(state, "stopped" if stopped else "final")
         if stopped is None:
             self._writer.wait()
-            checkpoint.prune(self.folder / BEST, REPLAY)
+            if (self.folder / BEST).is_file():
+                checkpoint.prune(self.folder / BEST, REPLAY)
         return Result(self.folder, state.transitions, self.clock.elapsed, stopped, argmax, sampled)
 
     def evaluate(self, state: RunState, kind: Kind) -> tuple[Evaluation, Evaluation]:
@@ -614,7 +621,7 @@ def _collect(
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, static_argnames="together")
 def _update(
     algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, "..."], *, together: bool
-) -> tuple[Any, Metrics]:
+) -> tuple[Any, Mapping[str, Array]]:
     one = algorithm.update
     return (jax.vmap(one) if together else one)(learner, data, key)
 
@@ -633,6 +640,10 @@ def _batch_keys(
 def _batch(algorithm: Algorithm) -> int:
     """Rows of a batch: the most transitions that it can bring."""
     return algorithm.cadence.num_envs * algorithm.cadence.rows
+
+
+def _has_budget(config: TrainConfig, algorithm: Algorithm, transitions: int) -> bool:
+    return transitions + _batch(algorithm) <= config.steps
 
 
 def _crosses(before: int, after: int, every: int) -> bool:

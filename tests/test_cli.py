@@ -189,7 +189,7 @@ def test_settings_that_cannot_be_used(arguments, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["mappo", "mat", "majepa"])
+@pytest.mark.parametrize("algorithm", ["mappo", "qmix", "mat", "majepa"])
 def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
     run = tmp_path / "run"
     cache = {

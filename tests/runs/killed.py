@@ -16,7 +16,7 @@ from rich.console import Console
 
 from majepa.config import MAPPO_DEBUG, EvaluationConfig, TrainConfig
 from majepa.run_folder import CONFIG
-from majepa.training import _Run, train
+from majepa.training import _Lanes, train
 
 CONFIGURATION = TrainConfig(
     MAPPO_DEBUG,
@@ -46,14 +46,14 @@ class Slow(FakeAlgorithm):
 
 
 def main(folder: Path) -> None:
-    advance = _Run.advance
+    advance = _Lanes.advance
 
-    def tell(self, state):
-        state = advance(self, state)
-        print(state.transitions, flush=True)
-        return state
+    def tell(self, active):
+        news = advance(self, active)
+        print(*self.transitions, flush=True)
+        return news
 
-    _Run.advance = tell
+    _Lanes.advance = tell
     env = CountingEnv(lengths=(3, 5, 4), limit=5)
     resume = (folder / CONFIG).exists()
     train(
