@@ -189,9 +189,11 @@ def test_settings_that_cannot_be_used(arguments, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["mappo", "mat", "majepa"])
+@pytest.mark.parametrize("algorithm", ["mappo", "qmix", "mat", "majepa"])
 def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
     run = tmp_path / "run"
+    # A round of QMIX's episodes may take 240 transitions, and there must be a second one.
+    steps = 480 if algorithm == "qmix" else 240
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -208,7 +210,7 @@ def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
         return result.stderr
 
     arguments = (
-        algorithm, "--preset", "debug", "--steps", "240", "--out", str(run),
+        algorithm, "--preset", "debug", "--steps", str(steps), "--out", str(run),
         "--evaluation.every", "80", "--evaluation.episodes", "8",
         "--evaluation.final-episodes", "8", "--log.tensorboard",
     )  # fmt: skip
@@ -246,7 +248,7 @@ def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
     said = succeeds("train", "--config", str(run / "config.json"), "--out", str(copy),
                     "--seed", "1", "--minutes", "1e-4")  # fmt: skip
     stored = json.loads((copy / "config.json").read_text())
-    assert stored["seed"] == 1 and stored["steps"] == 240
+    assert stored["seed"] == 1 and stored["steps"] == steps
     (run / "checkpoints" / "last.safetensors").write_bytes(b"nonsense")
     assert "is no complete checkpoint" in fails("evaluate", str(run))
     assert "is no complete checkpoint" in fails("train", "--resume", str(run))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from drawn import jit
 from jax.numpy import zeros
 
 from majepa import checks, cli, doctor, machine
@@ -145,7 +146,7 @@ class TestRunMemory:
         (check,) = checks.check_run_memory("r", RUN, [CPU], None)
         assert check.state == checks.check_host_memory(None).state == "note"
 
-    @pytest.mark.parametrize("algorithm", ["majepa", "mappo", "mat"])
+    @pytest.mark.parametrize("algorithm", ["majepa", "mappo", "qmix", "mat"])
     def test_the_estimate_is_what_a_run_holds(self, algorithm, monkeypatch):
         # Which numbers weights begin with does not matter, and drawing them takes long to compile.
         monkeypatch.setattr(
@@ -154,17 +155,19 @@ class TestRunMemory:
         monkeypatch.setattr(jax.random, "normal", lambda _key, shape: zeros(shape))
         config = preset(algorithm, "debug")
         env = make_env(config.env)
-        state = jax.jit(_fresh(config, make_algorithm(config, env.spec), env))()
+        state = jit(_fresh(config, make_algorithm(config, env.spec), env))()
         estimate = run_size(config)
         assert estimate.total == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         assert estimate == state_size(state)
         learner = state.learner
-        if algorithm == "majepa":
+        if algorithm in ("majepa", "qmix"):
             replay = sum(leaf.nbytes for leaf in jax.tree.leaves(learner.replay))
             assert estimate.parts["replay"] == replay
-            assert estimate.replay_rows == learner.replay.stored.reward.size
+            kept = learner.replay.rows if algorithm == "qmix" else learner.replay.stored
+            assert estimate.replay_rows == kept.reward.size > 0
         else:
             assert estimate.replay_rows == 0 and "replay" not in estimate.parts
+        if algorithm != "majepa":
             optimizers = [value for name, value in learner._asdict().items() if "optim" in name]
             held = sum(leaf.nbytes for leaf in jax.tree.leaves(optimizers))
             assert estimate.parts["optimizers"] == held

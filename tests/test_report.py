@@ -338,14 +338,21 @@ def test_any_algorithm_is_drawn_by_the_prefixes_of_its_metrics(folder):
     assert not {"seconds/learning", "evaluation/win_rate"} & drawn
 
 
-@pytest.mark.parametrize(("algorithm", "title"), [("mappo", "MAPPO"), ("mat", "MAT")])
-def test_baselines_have_chapters_of_their_own(folder, algorithm, title):
+ON_POLICY = {"Entropy": "actor/entropy", "Explained variance": "critic/explained_variance"}
+OF_VALUES = {"Values and returns": "critic/value", "Random actions": "rollout/epsilon"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "title", "figures"),
+    [("mappo", "MAPPO", ON_POLICY), ("mat", "MAT", ON_POLICY), ("qmix", "QMIX", OF_VALUES)],
+)
+def test_baselines_have_chapters_of_their_own(folder, algorithm, title, figures):
     change_config(folder, algo=to_json(preset(algorithm, None, "sim:3m"))["algo"])
-    lines = [line | {"actor/entropy": 1.0, "critic/explained_variance": 0.5} for line in LINES]
+    lines = [line | dict.fromkeys(figures.values(), 0.5) for line in LINES]
     write_lines(folder / "metrics.jsonl", lines)
     page = page_of(folder)
     assert page.all("h1")[0].text == f"{title} on 3m"
-    assert figure(page, "Explained variance") and figure(page, "Entropy")
+    assert all(figure(page, name) for name in figures)
 
 
 def test_a_battle_is_embedded_as_it_is(folder):

@@ -111,10 +111,11 @@ class FakeAlgorithm:
     timeout_is_terminal: bool = True
     nonfinite_from: int | None = None
     """Update from which on gradients are reported to be non-finite."""
+    whole_episodes: bool = False
 
     @property
     def cadence(self) -> Cadence:
-        return Cadence(self.num_envs, self.rows)
+        return Cadence(self.num_envs, self.rows, self.whole_episodes)
 
     def init(self, key):
         return Learner(

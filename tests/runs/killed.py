@@ -15,7 +15,7 @@ from counting import CountingEnv, FakeAlgorithm
 from rich.console import Console
 
 from majepa.config import MAPPO_DEBUG, EvaluationConfig, TrainConfig
-from majepa.run import Run
+from majepa.lanes import Lanes
 from majepa.run_folder import CONFIG
 from majepa.training import train
 
@@ -47,14 +47,14 @@ class Slow(FakeAlgorithm):
 
 
 def main(folder: Path) -> None:
-    advance = Run.advance
+    advance = Lanes.advance
 
-    def tell(self, state):
-        state = advance(self, state)
-        print(state.transitions, flush=True)
-        return state
+    def tell(self, active):
+        news = advance(self, active)
+        print(*self.transitions, flush=True)
+        return news
 
-    Run.advance = tell
+    Lanes.advance = tell
     env = CountingEnv(lengths=(3, 5, 4), limit=5)
     resume = (folder / CONFIG).exists()
     train(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from majepa.checkpoint import CheckpointError, Writer, load, read_meta, save, snapshot
+from majepa.checkpoint import CheckpointError, Writer, load, prune, read_meta, save, snapshot, write
 
 
 class Pair(NamedTuple):
@@ -189,3 +189,78 @@ def test_an_error_in_the_background_comes_up_with_the_next_call(tmp_path):
     with pytest.raises(OSError, match="cannot write"):
         writer.wait()
     writer.wait()
+
+
+# Without a branch.
+
+
+def pruned_tree():
+    """What comes back of a tree whose `nets` were left out."""
+    nets = Pair(jnp.zeros((3, 2)), [jnp.zeros(4, jnp.uint8)])
+    return tree() | {"nets": nets}
+
+
+def test_a_branch_that_is_left_out_comes_back_as_zeros(tmp_path):
+    path = tmp_path / "last"
+    taken = snapshot(tree(), {"seconds": 1.5}, without="nets")
+    assert set(taken.omitted) == {"nets/first", "nets/second/0"}
+    write(path, taken)
+    assert not any(name.startswith("nets") for name in load_file(path))
+    assert_same(pruned_tree(), load(path, tree()))
+    assert read_meta(path) == {"seconds": 1.5}
+    with pytest.raises(CheckpointError, match="no leaf 'more'"):
+        load(path, change(more=jnp.zeros(2)))
+
+
+def test_a_branch_is_a_whole_name():
+    arrays = snapshot({"net": jnp.zeros(1), "nets": jnp.zeros(1)}, without="net").arrays
+    assert list(arrays) == ["nets"]
+
+
+def test_pruning_drops_a_branch_and_nothing_else(path):
+    twin = path.with_name("best.safetensors")
+    twin.hardlink_to(path)
+    before = load_file(path)
+    prune(path, "nets")
+    after = load_file(path)
+    assert after.keys() == before.keys() - {"nets/first", "nets/second/0"}
+    assert all(array.tobytes() == before[name].tobytes() for name, array in after.items())
+    assert_same(pruned_tree(), load(path, tree()))
+    assert read_meta(path) == {"seconds": 1.5}
+    assert_same(tree(), load(twin, tree()))
+    assert {file.name for file in path.parent.iterdir()} == {path.name, twin.name}
+
+
+def test_pruning_again_changes_nothing(path):
+    prune(path, "nets")
+    kept, number = path.read_bytes(), path.stat().st_ino
+    prune(path, "nets")
+    prune(path, "nobody")
+    assert path.read_bytes() == kept and path.stat().st_ino == number
+    prune(path, "keys")
+    assert_same(pruned_tree()["half"], load(path, tree() | {"keys": jnp.zeros(3)})["half"])
+
+
+def test_a_pruned_file_is_watched_as_any_other(path):
+    prune(path, "nets")
+    good = path.read_bytes()
+    place = good.index(b"omitted")
+    path.write_bytes(good[:place] + b"0mitted" + good[place + 7 :])
+    with pytest.raises(CheckpointError, match="its header is not what was written"):
+        load(path, tree())
+
+
+@pytest.mark.parametrize("damage", ["header", "array", "end"])
+def test_a_damaged_file_is_not_pruned(path, damage):
+    good = path.read_bytes()
+    begin = 8 + int.from_bytes(good[:8], "little")
+    if damage == "end":
+        bad = good[:-1]
+    else:
+        # The arrays of the widest types come first; none of those is pruned here.
+        place = good.index(b"seconds") if damage == "header" else begin
+        bad = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+    path.write_bytes(bad)
+    with pytest.raises(CheckpointError, match=str(path)):
+        prune(path, "nets")
+    assert path.read_bytes() == bad and list(path.parent.iterdir()) == [path]

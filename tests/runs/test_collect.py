@@ -1,4 +1,5 @@
-"""Collection: the index convention, contiguous batches, time limits, counts and bad rows."""
+"""Collection: the index convention, contiguous batches, time limits, counts and bad rows, for a
+number of rows and for whole episodes."""
 
 import functools
 import itertools
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import AGENTS, CountingEnv, FakeAlgorithm
+from drawn import jit
 
 from majepa.collect import begin, check_health, collect
 from majepa.envs.base import EnvError
@@ -15,7 +17,7 @@ from majepa.envs.base import EnvError
 
 @functools.cache
 def compiled(algorithm, env):
-    return jax.jit(functools.partial(collect, algorithm, env, rows=algorithm.rows))
+    return jit(functools.partial(collect, algorithm, env, rows=algorithm.rows))
 
 
 @functools.cache
@@ -24,7 +26,7 @@ def start(algorithm, env):
         keys = jax.random.split(jax.random.key(0), algorithm.num_envs)
         return algorithm.init(jax.random.key(1)), begin(algorithm, env, keys)
 
-    return jax.jit(init)()
+    return jit(init)()
 
 
 def gather(algorithm, env, batches: int):
@@ -153,3 +155,94 @@ def test_other_fields_are_checked_too(field, index, words):
 def test_healthy_rows_pass():
     (one,) = gather(FakeAlgorithm(), CountingEnv(), 1)
     check_health(one.health, CountingEnv().spec, 3)
+
+
+# Whole episodes.
+
+WHOLE = FakeAlgorithm(rows=5, whole_episodes=True)
+UNEVEN = CountingEnv(lengths=(3, 5, 2))
+
+
+def test_whole_episodes_begin_and_end_and_nothing_follows():
+    for one in gather(WHOLE, UNEVEN, 2):
+        rows, length = one.data.rows, np.asarray(UNEVEN.lengths)
+        time = np.tile(np.arange(6)[:, None], 3)
+        exists = time <= length
+        np.testing.assert_array_equal(rows.step.is_first, time == 0)
+        np.testing.assert_array_equal(rows.step.is_last, time == length)
+        np.testing.assert_array_equal(rows.step.observation[..., 0, 0], np.where(exists, time, 0))
+        np.testing.assert_array_equal(rows.step.legal[..., 0, 0], exists)
+        np.testing.assert_array_equal(rows.step.info["total"], np.where(exists, time, 0))
+        np.testing.assert_array_equal(rows.kept[..., 0], np.where(exists, time, 0))
+        for leaf in jax.tree.leaves(rows):
+            assert leaf.shape[:2] == (6, 3) and not leaf[~exists].any()
+        led_to = np.where(exists[1:], rows.action[:-1, :, 0], 0)
+        np.testing.assert_array_equal(rows.step.state[1:, :, 1], led_to)
+        assert rows.action.any()
+
+
+def test_environments_that_play_on_are_counted_once():
+    """The shortest episode could be played twice while the longest goes on."""
+    for one in gather(WHOLE, CountingEnv(lengths=(1, 5, 2)), 2):
+        assert [float(count) for count in one.counts] == [8, 3, 2, 10 + 150 + 30]
+
+
+def test_whole_episodes_leave_a_stream_at_first_rows():
+    for one in gather(WHOLE, UNEVEN, 2):
+        jax.tree.map(np.testing.assert_array_equal, one.data.final, one.stream.step)
+        jax.tree.map(np.testing.assert_array_equal, one.data.final_carry, one.stream.carry)
+        assert one.data.final.is_first.all() and not one.data.final.info["total"].any()
+        assert not one.data.carry["seen"].any() and not one.data.final_carry["seen"].any()
+        assert not one.stream.running_return.any()
+
+
+class Lottery(CountingEnv):
+    """Environments whose episodes have the length that their key says."""
+
+    def reset(self, keys):
+        where, _ = super().reset(keys)
+        draw = jax.vmap(lambda key: jax.random.randint(key, (), 1, self.limit + 1))
+        where = where._replace(length=draw(keys))
+        return where, self.row(where)
+
+
+def test_every_batch_has_fresh_episodes_and_every_row_its_own_chance():
+    algorithm = FakeAlgorithm(num_envs=8, rows=16, whole_episodes=True)
+    one, other = gather(algorithm, Lottery(limit=16), 2)
+    lengths = [batch.data.rows.step.is_last.argmax(axis=0) for batch in (one, other)]
+    assert (lengths[0] != lengths[1]).any() and len({*lengths[0]}) > 1
+    assert int(one.counts.transitions) == lengths[0].sum()
+    (full,) = gather(algorithm, CountingEnv(lengths=(16,), limit=16), 1)
+    rows = {row.tobytes() for row in full.data.rows.action}
+    assert len(rows) == 17
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_time_limits_of_whole_episodes_end_the_world_for_the_learner(applies):
+    algorithm = FakeAlgorithm(num_envs=2, rows=5, timeout_is_terminal=applies, whole_episodes=True)
+    (one,) = gather(algorithm, CountingEnv(lengths=(5, 3)), 1)
+    expected = np.zeros((6, 2), bool)
+    expected[5, 0], expected[3, 1] = applies, True
+    np.testing.assert_array_equal(one.data.rows.step.is_terminal, expected)
+    assert not one.data.final.is_terminal.any()
+
+
+def test_an_episode_without_an_end_is_found():
+    env = CountingEnv(lengths=(3, 6, 7))
+    (one,) = gather(WHOLE, env, 1)
+    with pytest.raises(EnvError, match="2 of 3 episodes went on past the limit of 5 transitions"):
+        check_health(one.health, env.spec, 3)
+
+
+def test_bad_rows_of_whole_episodes_are_found():
+    spec = UNEVEN.spec
+    (one,) = gather(WHOLE, CountingEnv(lengths=(3, 5, 4), nan_at=(2, 1, 3)), 1)
+    with pytest.raises(
+        EnvError, match=r"observation of environment 2, agent 1 \(medic\), feature 3"
+    ):
+        check_health(one.health, spec, 3)
+    (one,) = gather(WHOLE, CountingEnv(lengths=(3, 5, 4), stuck_at=(1, 0)), 1)
+    with pytest.raises(EnvError, match=r"no legal action for environment 1, agent 0 \(scout\)"):
+        check_health(one.health, spec, 3)
+    (one,) = gather(WHOLE, UNEVEN, 1)
+    check_health(one.health, spec, 3)

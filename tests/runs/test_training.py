@@ -3,14 +3,17 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import CountingEnv, FakeAlgorithm
 from safetensors.numpy import load_file
 
-from majepa import lanes
+from majepa import evaluate, lanes
 from majepa import run as host
 from majepa.checkpoint import CheckpointError
 from majepa.config import MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
@@ -241,6 +244,98 @@ def test_an_interrupt_saves_and_ends(finished, tmp_path, monkeypatch):
     assert load_file(tmp_path / "run" / CHECKPOINT)["updates"] == 3
     run(tmp_path / "run", resume=True)
     assert_same_state(finished[0], tmp_path / "run")
+
+
+def test_an_evaluation_that_is_due_at_an_interrupt_is_made(finished, tmp_path, monkeypatch):
+    whole = [x for x in lines(finished[0], "metrics.jsonl") if "kind" in x]
+    due = whole[0]["updates"]
+    checks = iter(range(1, 100))
+
+    def interrupt(*_):
+        if next(checks) == due:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lanes, "check_health", interrupt)
+        result = run(tmp_path / "run")
+    assert result.stopped == "interrupted" and result.transitions == whole[0]["transitions"]
+    (last,) = [x for x in lines(tmp_path / "run", "metrics.jsonl") if "kind" in x]
+    assert (last["kind"], last["transitions"]) == ("training", result.transitions)
+    run(tmp_path / "run", resume=True)
+    assert_same_state(finished[0], tmp_path / "run")
+    parts, undisturbed = (
+        lines(folder, "evaluations.jsonl") for folder in (tmp_path / "run", finished[0])
+    )
+    assert parts == undisturbed
+
+
+class Remembering(NamedTuple):
+    inner: Any
+    replay: Any
+
+
+class Hoarder(FakeAlgorithm):
+    """Learns from what it kept of the last update."""
+
+    def init(self, key):
+        return Remembering(super().init(key), {"rows": jnp.zeros(50), "head": jnp.asarray(0)})
+
+    def act(self, state, carry, step, key, *, greedy):
+        return super().act(state.inner, carry, step, key, greedy=greedy)
+
+    def update(self, state, data, key):
+        kept = state.inner._replace(weight=state.inner.weight + state.replay["rows"][:4])
+        inner, metrics = super().update(kept, data, key)
+        replay = {"rows": state.replay["rows"] + 1, "head": state.replay["head"] + 1}
+        return Remembering(inner, replay), metrics
+
+
+@pytest.fixture(scope="module")
+def hoarded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, run(folder, algorithm=Hoarder())
+
+
+def replay_of(path):
+    return [name for name in load_file(path) if "replay" in name]
+
+
+def test_a_replay_is_kept_as_long_as_it_is_needed(hoarded, tmp_path, monkeypatch):
+    whole, result = hoarded
+    folder = tmp_path / "parts"
+    part = run(folder, algorithm=Hoarder(), stop_after=45)
+    monkeypatch.setattr("majepa.team.make_algorithm", lambda *_: Hoarder())
+    for name, which in {"last": CHECKPOINT, "best": BEST}.items():
+        assert len(replay_of(folder / which)) == 2 and replay_of(whole / which) == []
+        stopped, ended = (load_run(x, CONFIG, Hoarder(), ENV, which=which) for x in (folder, whole))
+        assert stopped.learner.replay["head"] == stopped.updates
+        assert ended.learner.replay["head"] == 0 and not ended.learner.replay["rows"].any()
+        judged = evaluate(whole, episodes=6, checkpoint=name, env=ENV)
+        np.testing.assert_array_equal(judged.argmax.length, result.argmax.length)
+        assert evaluate(folder, episodes=2, checkpoint=name, env=ENV).transitions <= 57
+    assert part.transitions == load_run(folder, CONFIG, Hoarder(), ENV).transitions
+    run(folder, algorithm=Hoarder(), resume=True)
+    assert_same_state(whole, folder)
+    assert replay_of(folder / BEST) == []
+
+
+def test_what_was_kept_without_its_replay_is_not_continued(hoarded, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(hoarded[0], folder)
+    (folder / CHECKPOINT).unlink()
+    with pytest.raises(CheckpointError, match=r"best\.safetensors .* without .* train again"):
+        run(folder, algorithm=Hoarder(), resume=True)
+    (folder / BEST).unlink()
+    run(folder, algorithm=Hoarder(), resume=True)
+    assert_same_state(hoarded[0], folder)
+
+
+def test_a_run_whose_best_checkpoint_was_removed_still_ends(hoarded, tmp_path):
+    folder = tmp_path / "copy"
+    run(folder, algorithm=Hoarder(), stop_after=75)
+    (folder / BEST).unlink()
+    assert run(folder, algorithm=Hoarder(), resume=True).stopped is None
+    assert_same_state(hoarded[0], folder)
 
 
 def test_bad_rows_end_the_run_before_anything_is_learned(tmp_path, monkeypatch):
