@@ -17,6 +17,7 @@ from .jobs import Job, jobs_of
 from .live import make_board
 from .local import default_jobs, local_workers
 from .parcels import recover
+from .possible import require_possible_runs
 from .runner import INTERRUPTED, Outcome, Runner
 from .states import require_own, standing
 from .workers import Workers
@@ -72,6 +73,7 @@ def benchmark(
     part = grid.only(methods, maps, seeds)
     root = options.out or default_folder(grid)
     require_free(root, grid)
+    require_possible_runs(part)
     for cell in part.cells():
         require_own(cell_folder(root, cell), cell.config())
     jobs = jobs_of(part.cells())

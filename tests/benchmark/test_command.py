@@ -251,7 +251,7 @@ def test_the_process_that_runs_a_grid_starts_no_device():
     code = (
         "import majepa.benchmark.command as c\n"
         "from rich.console import Console\n"
-        "c.benchmark('paper', c.Options(''), methods=['mappo'], dry_run=True,"
+        "c.benchmark('paper', c.Options(''), dry_run=True,"
         " console=Console(quiet=True))\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge.backends_are_initialized()\n"
