@@ -21,11 +21,16 @@ class Job:
     cells: tuple[Cell, ...]
 
     @property
+    def is_packed(self) -> bool:
+        """Whether it trains all seeds of a baseline together, and not one run of MA-JEPA."""
+        return self.cells[0].method.is_packed
+
+    @property
     def size(self) -> tuple[bool, int]:
         """By which jobs are ordered: those that take longest are the largest."""
         first = self.cells[0]
         work = first.config().steps * make_env(first.env).spec.num_agents
-        return not first.method.is_packed, work
+        return not self.is_packed, work
 
     def standings(self, root: Path) -> list[Standing]:
         return [standing(cell_folder(root, cell), cell.config()) for cell in self.cells]
