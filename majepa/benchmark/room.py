@@ -19,10 +19,10 @@ class Need(NamedTuple):
 
 GIB = 1 << 30
 BASELINE = Need(14, 8 * GIB)
-"""Small programs that leave a GPU idle most of the time. So many were run at a time on an H200."""
+"""Small programs. So many were run at a time on an H200."""
 MAJEPA = Need(2, 40 * GIB)
 """At the paper's sizes one run nearly fills a GPU: two at a time had 1.35 times the throughput of
-one on an H200; more were not tried."""
+one; more were not tried."""
 
 
 def gpu_share(job: Job, memory: int | None = None) -> Fraction:
