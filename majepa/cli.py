@@ -181,7 +181,8 @@ def benchmark(
     Args:
         name: paper, calibration, ablation, or a file of your own grid that ends in .json.
         out: Folder of the grid; runs/benchmark-NAME if not given.
-        jobs: How many jobs at a time; if not given, as many as this machine, or the cluster, holds.
+        jobs: How many jobs at a time, whatever they are; if not given, as many as this machine, or
+            the cluster, holds of them.
         methods: Only these methods of the grid.
         maps: Only these maps.
         seeds: Only these seeds.
@@ -191,7 +192,8 @@ def benchmark(
         mps: Let jobs share an NVIDIA GPU through NVIDIA's multi-process service, if there is one.
         cluster: Run on the Ray cluster at this address, HOST:PORT or auto, not on this machine.
         cpus_per_job: Of the cluster; if not given 1 for jobs on a GPU, 2 for others.
-        gpus_per_job: Of the cluster; if not given 1/14 where it has GPUs, 0 elsewhere.
+        gpus_per_job: Of the cluster; if not given what fits the algorithm where it has GPUs, 0
+            elsewhere.
     """
     from .benchmark.command import Options
     from .benchmark.command import benchmark as run

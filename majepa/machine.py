@@ -43,13 +43,17 @@ def nvidia_gpu() -> str | None:
     return None
 
 
-def _nvidia_smi() -> str:
-    """A line for each GPU, or nothing."""
+def _nvidia_smi(*query: str) -> str:
+    """What the program answers, a line for each GPU, or nothing."""
     if not shutil.which("nvidia-smi"):
         return ""
     try:
         answer = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False
+            ["nvidia-smi", *(query or ("-L",))],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -74,6 +78,17 @@ def usable_gpus() -> list[str]:
 def _listed_gpus() -> int:
     listed = _nvidia_smi()
     return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest NVIDIA GPU, none if they are not told.
+
+    Of the smallest: CUDA need not number the GPUs as they are listed.
+    """
+    listed = _nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    return min(
+        (int(line) << 20 for line in listed.splitlines() if line.strip().isdigit()), default=None
+    )
 
 
 def cores() -> int:

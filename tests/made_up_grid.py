@@ -20,8 +20,8 @@ SMALL_RUN = {"evaluation.final_episodes": EPISODES, "evaluation.episodes": EPISO
 WORLD = "9.8"
 
 MAPPO = Method("mappo", "MAPPO", "mappo", overrides=SMALL_RUN)
-MAJEPA = Method("majepa", "MA-JEPA", "majepa", "debug", overrides=SMALL_RUN)
-GRID = Grid("small", "A small grid", (MAJEPA, MAPPO), ("8m", "2s_vs_1sc"), (1, 2), steps=10_000)
+MAJEPA = Method("majepa", "MA-JEPA", "majepa", overrides=SMALL_RUN)
+GRID = Grid("small", "A small grid", (MAJEPA, MAPPO), ("8m", "2s_vs_1sc"), (1, 2))
 
 WINS = {
     ("majepa", "8m"): (9, 10), ("mappo", "8m"): (2, 5),
@@ -58,9 +58,9 @@ def write_cell(
         for one in (argmax, sampled):
             episodes.write_all(episode_records(one, transitions=at, kind=of_kind))
         metrics.write({
-            "transitions": at, "seconds": at / 100, "updates": index, "kind": of_kind,
+            "transitions": at, "seconds": at / 1_000, "updates": index, "kind": of_kind,
             **evaluation_metrics(argmax, sampled),
-            "seconds/collecting": at / 1000, "seconds/learning": at / 200,
+            "seconds/collecting": at / 10_000, "seconds/learning": at / 2_000,
             "seconds/evaluating": 1.0, "seconds/saving": 0.5, "seconds/compiling": 3.0,
         })  # fmt: skip
     for file in (metrics, episodes):

@@ -109,6 +109,7 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("benchmark", "nowhere.json"), "there is no grid file at nowhere.json"),
         (("benchmark", "paper", "--methods", "mapo"), "no method 'mapo'; it has majepa, mappo"),
         (("benchmark", "paper", "--maps", "3m", "2s3z"), "no map '3m'; it has 2s_vs_1sc"),
+        (("benchmark", "paper", "--maps"), "grid 'paper' has no maps; it needs at least one"),
         (("benchmark", "paper", "--seeds", "1"), "no seed 1; it has 1302, 2771, 7636"),
         (("benchmark", "paper", "--jobs", "0"), "--jobs is 0; it must be 1 or more"),
         ((*MAPPO_TABLE, "--out", "/proc/grid"), "cannot write into /proc/grid"),

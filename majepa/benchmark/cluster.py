@@ -8,31 +8,39 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
 from .folder import JOBS
 from .jobs import Job, write_job
-from .local import CORES_PER_JOB, JOBS_PER_GPU
+from .local import CORES_PER_JOB
 from .node import Order, work
 from .parcels import files_of, pack, receive
+from .room import gpu_share
 from .workers import Ended, reason_of
 
 REPORT_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 SOMEWHERE = "the cluster"
+UNITS = 10_000
+"""Of a CPU or GPU; Ray counts in nothing smaller."""
+
+Share = Mapping[str, float]
+"""What a job takes of its machine, by the names of Ray's resources."""
 
 
 @contextlib.contextmanager
 def cluster_workers(
     root: Path,
     address: str,
+    jobs: Sequence[Job],
     *,
-    jobs: int | None = None,
+    most: int | None = None,
     cpus: int | None = None,
     gpus: float | None = None,
     may_share: bool = True,
@@ -45,8 +53,9 @@ def cluster_workers(
     _connect(ray, address)
     proof = Path(JOBS) / f".{uuid.uuid4().hex}" if may_share else None
     try:
-        share = _share(_machines(ray), cpus, gpus)
-        yield ClusterWorkers(ray, root, share, jobs, proof, report_seconds)
+        machines = _machines(ray)
+        shares = {job.name: _share(job, machines, cpus, gpus) for job in jobs}
+        yield ClusterWorkers(ray, root, shares, most, proof, report_seconds)
     finally:
         if proof is not None:
             (root / proof).unlink(missing_ok=True)
@@ -58,32 +67,34 @@ class ClusterWorkers:
         self,
         ray: Any,
         root: Path,
-        share: Mapping[str, float],
-        jobs: int | None,
+        shares: Mapping[str, Share],
+        most: int | None,
         proof: Path | None,
         report_seconds: float,
     ) -> None:
         self._ray = ray
         self._root = root
-        self._share = share
-        self._jobs = jobs
+        self._shares = shares
+        self._most = most
         self._proof = proof
         self._report_seconds = report_seconds
         self._desk = _open_desk(ray)
-        self._task = ray.remote(_task).options(
-            num_cpus=share["CPU"], num_gpus=share["GPU"], max_retries=0
-        )
+        self._task = ray.remote(_task)
         self._running: dict[Any, tuple[str, Job]] = {}
         """Tickets and jobs by Ray's names of tasks."""
         self._machines: dict[str, str] = {}
         """By ticket, of tasks that have begun."""
 
-    @property
-    def slots(self) -> int:
-        capacity = max(1, sum(_places(one, self._share) for one in _machines(self._ray)))
-        return min(capacity, self._jobs or capacity)
+    def has_room(self, job: Job) -> bool:
+        if not self._running:
+            return True
+        if self._most is not None and len(self._running) >= self._most:
+            return False
+        taken = [self._shares[other.name] for _, other in self._running.values()]
+        return _hold(_machines(self._ray), [*taken, self._shares[job.name]])
 
     def start(self, job: Job) -> str:
+        share = self._shares[job.name]
         path = write_job(self._root, job)
         if self._proof is not None:
             (self._root / self._proof).touch()
@@ -94,12 +105,13 @@ class ClusterWorkers:
             parcel=pack(self._root, files),
             home=str(self._root.resolve()),
             proof=self._proof and str(self._proof),
-            threads=max(1, int(self._share["CPU"])),
-            on_gpu=self._share["GPU"] > 0,
+            threads=max(1, int(share["CPU"])),
+            on_gpu=share["GPU"] > 0,
             every=self._report_seconds,
         )
         ticket = uuid.uuid4().hex
-        self._running[self._task.remote(order, self._desk, ticket)] = (ticket, job)
+        task = self._task.options(num_cpus=share["CPU"], num_gpus=share["GPU"], max_retries=0)
+        self._running[task.remote(order, self._desk, ticket)] = (ticket, job)
         return SOMEWHERE
 
     def wait(self, seconds: float) -> list[Ended]:
@@ -220,17 +232,17 @@ def _machines(ray: Any) -> list[Mapping[str, float]]:
 
 
 def _share(
-    machines: list[Mapping[str, float]], cpus: int | None, gpus: float | None
-) -> dict[str, float]:
-    """What a job takes of its machine."""
+    job: Job, machines: Sequence[Mapping[str, float]], cpus: int | None, gpus: float | None
+) -> Share:
+    """What a job takes of its machine; Ray does not tell how much memory GPUs have."""
     has_gpus = any(machine.get("GPU", 0) > 0 for machine in machines)
     if gpus is None:
-        gpus = 1 / JOBS_PER_GPU if has_gpus else 0.0
+        gpus = math.floor(UNITS * gpu_share(job)) / UNITS if has_gpus else 0.0
     if cpus is None:
         most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
         cpus = 1 if gpus > 0 else max(1, min(CORES_PER_JOB, most))
     share = {"CPU": float(cpus), "GPU": float(gpus)}
-    if not any(_places(machine, share) for machine in machines):
+    if not _hold(machines, [share]):
         raise ConfigError(
             f"no machine of the cluster has the {share['CPU']:g} CPUs and {share['GPU']:g} GPUs "
             "of a job; see --cpus-per-job and --gpus-per-job"
@@ -238,9 +250,21 @@ def _share(
     return share
 
 
-def _places(machine: Mapping[str, float], share: Mapping[str, float]) -> int:
-    """Jobs that fit on a machine at a time."""
-    return min(int(machine.get(name, 0) / part) for name, part in share.items() if part > 0)
+def _hold(machines: Sequence[Mapping[str, float]], shares: Sequence[Share]) -> bool:
+    """Whether jobs find room, each on the first machine that has some left."""
+    free = [{name: _units(machine.get(name, 0)) for name in ("CPU", "GPU")} for machine in machines]
+    for share in shares:
+        needed = {name: _units(part) for name, part in share.items()}
+        room = next((one for one in free if all(one[name] >= needed[name] for name in one)), None)
+        if room is None:
+            return False
+        for name, units in needed.items():
+            room[name] -= units
+    return True
+
+
+def _units(amount: float) -> int:
+    return round(UNITS * amount)
 
 
 def _last_line(error: BaseException) -> str:

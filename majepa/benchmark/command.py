@@ -15,8 +15,9 @@ from .folder import cell_folder, claim, default_folder, log_file, require_free
 from .grids import Cell, Grid, find_grid
 from .jobs import Job, jobs_of
 from .live import make_board
-from .local import default_jobs, local_workers
+from .local import local_workers
 from .parcels import recover
+from .possible import require_possible_runs
 from .runner import INTERRUPTED, Outcome, Runner
 from .states import require_own, standing
 from .workers import Workers
@@ -72,6 +73,7 @@ def benchmark(
     part = grid.only(methods, maps, seeds)
     root = options.out or default_folder(grid)
     require_free(root, grid)
+    require_possible_runs(part)
     for cell in part.cells():
         require_own(cell_folder(root, cell), cell.config())
     jobs = jobs_of(part.cells())
@@ -96,7 +98,7 @@ def _run(
     publisher = _Publisher(grid, root, console)
     seconds = None if options.minutes is None else 60 * options.minutes
     with contextlib.ExitStack() as stack:
-        workers = stack.enter_context(_make_workers(root, options, len(left)))
+        workers = stack.enter_context(_make_workers(root, options, left))
         claim(root, grid)
         # After the workers: Ray has a mind of its own about signals.
         is_interrupted = stack.enter_context(interruptible(PROMISE))
@@ -114,7 +116,7 @@ def _run(
 
 
 def _make_workers(
-    root: Path, options: Options, jobs: int
+    root: Path, options: Options, jobs: Sequence[Job]
 ) -> contextlib.AbstractContextManager[Workers]:
     if options.cluster is not None:
         from .cluster import cluster_workers
@@ -122,12 +124,12 @@ def _make_workers(
         return cluster_workers(
             root,
             options.cluster,
-            jobs=options.jobs,
+            jobs,
+            most=options.jobs,
             cpus=options.cpus_per_job,
             gpus=options.gpus_per_job,
         )
-    at_once = options.jobs or default_jobs()
-    return local_workers(root, max(1, min(at_once, jobs)), mps=options.mps)
+    return local_workers(root, jobs, most=options.jobs, mps=options.mps)
 
 
 class _Publisher:

@@ -9,7 +9,7 @@ from typing import Any
 from ..config import ConfigError
 from ..files import written_beside
 from ..run_folder import differences
-from .grids import Cell, Grid, to_json
+from .grids import Cell, Grid, is_folder_name, to_json
 
 GRID = "grid.json"
 EVENTS = "jobs.jsonl"
@@ -77,7 +77,7 @@ def require_free(root: Path, grid: Grid) -> None:
 def _require_folder_names(grid: Grid) -> None:
     names = [cell.name for cell in grid.cells()]
     for name in names:
-        if Path(name).name != name or name.startswith("."):
+        if not is_folder_name(name):
             raise ConfigError(f"{name!r} cannot be the name of a folder; rename the method or map")
         if names.count(name) > 1:
             raise ConfigError(f"two runs of the grid would share the folder {name!r}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cattrs
+from cattrs.v import format_exception
 
 from ..config import ConfigError, EvaluationConfig, TrainConfig, preset, with_overrides
 from ..envs.make import nearest_names
@@ -29,6 +30,10 @@ POINTS = 10
 """Evaluations on the way to the budget, for the learning curves."""
 SAVES = 4
 """Checkpoints on the way; a run that is killed loses no more than what came since the last."""
+OF_THE_GRID = ("seed", "env", "steps", "algo", "algo.algorithm")
+"""What a grid says by fields of its own, or by the algorithm of a method."""
+PACKED = frozenset({"mappo", "qmix", "mat"})
+"""Algorithms of which several seeds fit into one program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +48,19 @@ class Method:
     preset: str = "paper"
     overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Settings by dotted name, such as `algo.routes.jepa`."""
+
+    def __post_init__(self) -> None:
+        for name in self.overrides:
+            if name in OF_THE_GRID:
+                raise ConfigError(
+                    f"method {self.name!r} overrides {name}, which is for the grid to say: by its "
+                    "seeds, envs and steps, and by the algorithm and preset of a method"
+                )
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether all seeds train together; a run of MA-JEPA fills a device by itself."""
+        return self.algorithm in PACKED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +107,11 @@ class Grid:
     """Budget of every cell; none leaves it to preset and map."""
 
     def __post_init__(self) -> None:
+        if not is_folder_name(self.name):
+            raise ConfigError(f"a grid cannot be named {self.name!r}; its folder has that name")
         named: Mapping[str, list[Any]] = {
             "methods": [method.name for method in self.methods],
-            "envs": list(self.envs),
+            "maps": list(self.envs),
             "seeds": list(self.seeds),
         }
         for what, items in named.items():
@@ -121,6 +141,11 @@ class Grid:
             envs=tuple(_picked("map", envs, maps)),
             seeds=tuple(_picked("seed", {seed: seed for seed in self.seeds}, seeds)),
         )
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a folder can have this name where it is made, and be seen there."""
+    return Path(name).name == name != "" and not name.startswith(".") and name.isprintable()
 
 
 def _picked(what: str, known: Mapping[Any, Any], names: Sequence[Any] | None) -> list[Any]:
@@ -177,19 +202,46 @@ def find_grid(name: str) -> Grid:
 
 
 def read_grid(path: Path) -> Grid:
-    """A grid from a file of the fields of `Grid`, each cell checked."""
+    """A grid from a file of the fields of `Grid`; the settings of each cell are such."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no grid file at {path}")
     try:
-        grid = _CONVERTER.structure(json.loads(path.read_text(encoding="utf-8")), Grid)
+        data = json.loads(path.read_text(encoding="utf-8"))
+        _require_shape(data)
+        grid = _CONVERTER.structure(data, Grid)
     except (cattrs.BaseValidationError, cattrs.errors.ForbiddenExtraKeysError) as error:
-        reasons = "; ".join(cattrs.transform_error(error, "grid"))
+        reasons = "; ".join(cattrs.transform_error(error, "grid", _reason))
         raise ConfigError(f"{path} is not a grid: {reasons}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not a grid: {error}") from error
     for cell in grid.cells():
         cell.config()
     return grid
+
+
+def _require_shape(data: Any) -> None:
+    """Refuse lists and objects in each other's place, and texts that would be taken for lists."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"it holds {_kind(data)}, not an object with the fields of a grid")
+    for name in ("methods", "envs", "seeds"):
+        if not isinstance(data.get(name, []), list):
+            raise ConfigError(f"{name} must be a list, not {_kind(data[name])}")
+    for method in data.get("methods", []):
+        if not isinstance(method, dict):
+            raise ConfigError(
+                f"each of methods must be an object with name, title and algorithm, "
+                f"not {_kind(method)}"
+            )
+
+
+def _kind(data: Any) -> str:
+    kinds = {list: "a list", dict: "an object", str: f"the text {data!r}"}
+    return kinds.get(type(data), json.dumps(data))
+
+
+def _reason(error: BaseException, kind: Any) -> str:
+    """Our own words where we have some."""
+    return str(error) if isinstance(error, ConfigError) else format_exception(error, kind)
 
 
 def to_json(grid: Grid) -> dict[str, Any]:

@@ -11,16 +11,8 @@ from .. import config as configs
 from ..envs.make import make_env
 from ..files import written_beside
 from .folder import cell_folder, job_file
-from .grids import Cell, Method
+from .grids import Cell
 from .states import Standing, standing
-
-PACKED = frozenset({"mappo", "qmix", "mat"})
-"""Algorithms of which several seeds fit into one program."""
-
-
-def is_packed(method: Method) -> bool:
-    """Whether all seeds train together; a run of MA-JEPA fills a device by itself."""
-    return method.algorithm in PACKED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +21,16 @@ class Job:
     cells: tuple[Cell, ...]
 
     @property
+    def is_packed(self) -> bool:
+        """Whether it trains all seeds of a baseline together, and not one run of MA-JEPA."""
+        return self.cells[0].method.is_packed
+
+    @property
     def size(self) -> tuple[bool, int]:
         """By which jobs are ordered: those that take longest are the largest."""
         first = self.cells[0]
         work = first.config().steps * make_env(first.env).spec.num_agents
-        return not is_packed(first.method), work
+        return not self.is_packed, work
 
     def standings(self, root: Path) -> list[Standing]:
         return [standing(cell_folder(root, cell), cell.config()) for cell in self.cells]
@@ -47,7 +44,7 @@ def jobs_of(cells: Iterable[Cell]) -> list[Job]:
     grouped: dict[str, list[Cell]] = {}
     for cell in cells:
         together = f"{cell.method.name}-{cell.map}"
-        name = together if is_packed(cell.method) else cell.name
+        name = together if cell.method.is_packed else cell.name
         grouped.setdefault(name, []).append(cell)
     jobs = [Job(name, tuple(members)) for name, members in grouped.items()]
     return sorted(jobs, key=lambda job: job.size, reverse=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
 import platform
 import queue
@@ -10,38 +12,60 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from .. import machine
 from .folder import CACHE, log_file
 from .jobs import Job, write_job
 from .mps import shared_gpu
+from .room import gpu_share
 from .workers import Ended, reason_of
 
 COMMAND = (sys.executable, "-m", "majepa.benchmark.work")
-JOBS_PER_GPU = 14
 CORES_PER_JOB = 2
 """Without a GPU; with one, a job needs a core to compile and to start programs."""
 
 
-def default_jobs() -> int:
-    """As many as the cores can feed, and on a GPU no more than it gains from."""
-    gpus = len(machine.usable_gpus())
-    if gpus:
-        return min(machine.cores(), JOBS_PER_GPU * gpus)
-    return max(1, machine.cores() // CORES_PER_JOB)
+def _nothing(job: Job) -> Fraction:
+    return Fraction(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Where processes run: a GPU, or the cores."""
+
+    settings: Mapping[str, str]
+    """Environment variables of its processes."""
+    share: Callable[[Job], Fraction] = _nothing
+    """What a job takes of it."""
 
 
 @contextlib.contextmanager
-def local_workers(root: Path, jobs: int, *, mps: bool) -> Iterator[LocalWorkers]:
+def local_workers(
+    root: Path, jobs: Sequence[Job], *, most: int | None, mps: bool
+) -> Iterator[LocalWorkers]:
+    """For these jobs, `most` at a time, or as many as the cores feed and the GPUs hold."""
     gpus = machine.usable_gpus()
+    cores = machine.cores()
+    fed = cores if gpus else max(1, cores // CORES_PER_JOB)
+    at_once = max(1, min(most or fed, len(jobs)))
     with contextlib.ExitStack() as stack:
         common = cache_settings(root)
-        if mps and gpus and jobs > 1:
-            common |= stack.enter_context(shared_gpu())
-        yield LocalWorkers(root, [common | settings for settings in _settings(gpus, jobs)])
+        if not gpus:
+            devices = [Device(common | cpu_settings(max(1, cores // at_once)))]
+        else:
+            if mps and at_once > 1:
+                common |= stack.enter_context(shared_gpu())
+            # Whoever names a number knows better what fits.
+            share = _nothing if most else functools.partial(gpu_share, memory=machine.gpu_memory())
+            devices = [
+                Device(common | gpu_settings() | {"CUDA_VISIBLE_DEVICES": gpu}, share)
+                for gpu in gpus
+            ]
+        yield LocalWorkers(root, devices, at_once)
 
 
 def cache_settings(root: Path) -> dict[str, str]:
@@ -59,44 +83,54 @@ def cpu_settings(threads: int) -> dict[str, str]:
     return _unless_set({"NPROC": str(threads), "OMP_NUM_THREADS": str(threads)})
 
 
-def _settings(gpus: Sequence[str], jobs: int) -> list[dict[str, str]]:
-    """Environment variables of each process that may run at the same time."""
-    if not gpus:
-        return [cpu_settings(max(1, machine.cores() // jobs))] * jobs
-    turns = [gpus[slot % len(gpus)] for slot in range(jobs)]
-    return [gpu_settings() | {"CUDA_VISIBLE_DEVICES": gpu} for gpu in turns]
-
-
 def _unless_set(settings: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in settings.items() if name not in os.environ}
 
 
+class _Running(NamedTuple):
+    device: Device
+    share: Fraction
+    process: subprocess.Popen[bytes]
+
+
 class LocalWorkers:
-    """A process for each job, at most one for each of `settings`."""
+    """A process for each job, at most `most` at a time and on each device no more than it holds."""
 
     def __init__(
         self,
         root: Path,
-        settings: Sequence[Mapping[str, str]],
+        devices: Sequence[Device],
+        most: int,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._root = root
-        self._settings = settings
+        self._devices = devices
+        self._most = most
         self._command = command
-        self._running: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._running: dict[str, _Running] = {}
         self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    @property
-    def slots(self) -> int:
-        return len(self._settings)
+    def has_room(self, job: Job) -> bool:
+        if len(self._running) >= self._most:
+            return False
+        device = self._emptiest()
+        return self._load(device)[0] + device.share(job) <= 1
+
+    def _emptiest(self) -> Device:
+        """The device with most room left, or with the fewest processes."""
+        return min(self._devices, key=self._load)
+
+    def _load(self, device: Device) -> tuple[Fraction, int]:
+        """What is taken of a device, and by how many."""
+        shares = [one.share for one in self._running.values() if one.device is device]
+        return sum(shares, Fraction(0)), len(shares)
 
     def start(self, job: Job) -> str:
-        taken = {slot for slot, _ in self._running.values()}
-        slot = next(slot for slot in range(self.slots) if slot not in taken)
+        device = self._emptiest()
         path = write_job(self._root, job)
         with log_file(self._root, job.name).open("ab") as log:
-            process = start_worker(path, log, self._settings[slot], self._command)
-        self._running[job.name] = (slot, process)
+            process = start_worker(path, log, device.settings, self._command)
+        self._running[job.name] = _Running(device, device.share(job), process)
         threading.Thread(target=self._await, args=(job.name, process), daemon=True).start()
         return platform.node()
 
@@ -114,20 +148,20 @@ class LocalWorkers:
             return ended
 
     def _take(self, name: str) -> Ended:
-        _, process = self._running.pop(name)
+        process = self._running.pop(name).process
         assert process.stdin is not None
         process.stdin.close()
         return Ended(name, platform.node(), reason_of(process.returncode))
 
     def stop(self) -> None:
-        for _, process in self._running.values():
-            process.send_signal(signal.SIGTERM)
+        for one in self._running.values():
+            one.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        for _, process in self._running.values():
-            kill_group(process)
+        for one in self._running.values():
+            kill_group(one.process)
         for name in list(self._running):
-            self._running[name][1].wait()
+            self._running[name].process.wait()
             self._take(name)
 
 

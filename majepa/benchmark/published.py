@@ -69,4 +69,6 @@ MARIE: Table = {
 }
 """Baselines as measured by the authors of MARIE."""
 
+TITLES = {"majepa": "MA-JEPA", "mappo": "MAPPO", "qmix": "QMIX", "mat": "MAT"}
+"""Of our algorithms in these tables."""
 SOURCES: Mapping[str, Table] = {"paper": PAPER, "MARIE": MARIE}

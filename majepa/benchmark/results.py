@@ -139,6 +139,20 @@ def read_folders(grid: Grid, folder: Path) -> Results:
     )
 
 
+def clocks(results: Sequence[Result]) -> list[Result]:
+    """Runs whose times together are those of their jobs: of seeds that train together the longest.
+
+    They share one clock, so that the time of each is the time of all.
+    """
+    longest: dict[tuple[str, ...], Result] = {}
+    for one in results:
+        cell = one.cell
+        key = (cell.method.name, cell.env) if cell.method.is_packed else (cell.name,)
+        if key not in longest or longest[key].seconds < one.seconds:
+            longest[key] = one
+    return list(longest.values())
+
+
 def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 

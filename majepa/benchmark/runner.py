@@ -114,7 +114,7 @@ class Runner:
             self._workers.stop()
 
     def _fill(self) -> None:
-        while self._waiting and len(self._running) < self._workers.slots:
+        while self._waiting and self._workers.has_room(self._waiting[0].job):
             attempt = self._waiting.popleft()
             attempt.number += 1
             attempt.started = time.monotonic()

@@ -7,8 +7,10 @@ import functools
 from collections.abc import Sequence
 from statistics import fmean
 
+from ..config import ConfigError
 from ..stats import FEW_SEEDS, Interval, deviation, mean_rate_interval
-from .published import SOURCES, Rate
+from .grids import Cell, Method
+from .published import SOURCES, TITLES, Rate
 from .results import Result, Results, counted
 
 OURS = "win rate with argmax actions after the budget, in per cent"
@@ -21,15 +23,23 @@ TOLERANCE = 1e-9
 class Score:
     """Of one method on one map, in per cent."""
 
-    title: str
-    """Of the method."""
-    map: str
+    cell: Cell
+    """With the first seed."""
     results: tuple[Result, ...]
     """Of the seeds that are finished."""
     planned: int
     """Seeds of the grid."""
     is_best: bool = False
     """Whether no other method has a higher mean on this map, and anyone won at all."""
+
+    @property
+    def title(self) -> str:
+        """Of the method."""
+        return self.cell.method.title
+
+    @property
+    def map(self) -> str:
+        return self.cell.map
 
     @property
     def seeds(self) -> int:
@@ -57,8 +67,21 @@ class Score:
         interval = mean_rate_interval(wins, [one.episodes for one in self.results])
         return interval and Interval(100 * interval.low, 100 * interval.high)
 
+    @functools.cached_property
+    def is_published(self) -> bool:
+        """Whether this is what others ran: the paper's settings and budget under its name."""
+        method = self.cell.method
+        if method.title != TITLES.get(method.algorithm):
+            return False
+        plain = Cell(Method(method.name, method.title, method.algorithm), self.cell.env, 0)
+        try:
+            ours, theirs = self.cell.config(), plain.config()
+        except ConfigError:
+            return False
+        return (ours.algo, ours.steps) == (theirs.algo, theirs.steps)
+
     def published(self, source: str) -> Rate | None:
-        return SOURCES[source].get(self.map, {}).get(self.title)
+        return SOURCES[source].get(self.map, {}).get(self.title) if self.is_published else None
 
 
 Row = tuple[Score, ...]
@@ -70,10 +93,14 @@ def score_rows(results: Results) -> list[Row]:
     grid = results.grid
     return [
         _with_best_marked([
-            Score(method.title, name, tuple(results.of(method, env)), len(grid.seeds))
+            Score(
+                Cell(method, env, grid.seeds[0], grid.steps),
+                tuple(results.of(method, env)),
+                len(grid.seeds),
+            )
             for method in grid.methods
         ])
-        for env, name in results.maps.items()
+        for env in grid.envs
     ]  # fmt: skip
 
 
@@ -96,11 +123,11 @@ def caution(rows: Sequence[Row]) -> str | None:
             "Every number is from one seed: there is neither a deviation nor an interval over "
             "seeds, and another seed may lie far off."
         )
-    fewest = min(counts)
-    least = counted(fewest, "seed")
+    which = "All" if min(counts) == max(counts) else "Some"
+    least = counted(min(counts), "seed")
     return (
-        f"Some numbers are from only {least}: deviations and intervals over so few are rough, and "
-        "differences between methods may be chance."
+        f"{which} numbers are from only {least}: deviations and intervals over so few are rough, "
+        "and differences between methods may be chance."
     )
 
 

@@ -9,13 +9,13 @@ from ..stats import Interval
 from .aggregates import Aggregates
 from .data_files import csv_text
 from .published import SOURCES, Rate
-from .results import Results, counted
+from .results import Results, clocks, counted
 from .scores import OURS, PUBLISHED, Row, Score, caution, sources_of
 
 NOTHING = "–"
 RULE = (
-    "Mean over seeds (sample standard deviation) [95 % interval: bootstrap over seeds and, within "
-    "a seed, over its episodes]; the best mean of each map is bold."
+    "Mean over seeds (sample standard deviation) [95 % interval: seeds are redrawn, each with a "
+    "win rate that its episodes leave possible]; the best mean of each map is bold."
 )
 
 
@@ -43,7 +43,7 @@ def csv_table(rows: Sequence[Row]) -> str:
     """One line for each method on each map, every number as it is; rates are in per cent."""
     columns = [
         "map", "method", "seeds", "planned_seeds", "mean", "std", "low", "high", "is_best",
-        "win_rates", "sampled_mean", "mean_return", "mean_length", "seconds",
+        "win_rates", "sampled_mean", "mean_return", "mean_length", "wall_seconds",
         "environment_version",
         *(f"{source}_{what}" for source in SOURCES for what in ("mean", "std")),
     ]  # fmt: skip
@@ -177,7 +177,7 @@ def _csv_line(score: Score) -> list[Any]:
         _mean([100 * one.sampled_win_rate for one in results]),
         _mean([one.mean_return for one in results]),
         _mean([one.mean_length for one in results]),
-        sum(one.seconds for one in results) if results else None,
+        sum(one.seconds for one in clocks(results)) if results else None,
         results[0].environment_version if results else None,
         *(number for rate in published for number in (rate or (None, None))),
     ]  # fmt: skip

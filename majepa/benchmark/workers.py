@@ -24,9 +24,8 @@ class Ended:
 
 @runtime_checkable
 class Workers(Protocol):
-    @property
-    def slots(self) -> int:
-        """How many jobs can be worked on at a time."""
+    def has_room(self, job: Job) -> bool:
+        """Whether a job can be begun beside those that are worked on; any can if there are none."""
         ...
 
     def start(self, job: Job) -> str:

@@ -87,7 +87,7 @@ def test_curves_are_means_in_bands_with_published_marks(page):
     chart = figure(section(page, "curves"), "8m")
     lines = {one.attributes["data-label"]: one for one in chart.all("g", class_="series")}
     assert lines["MA-JEPA"].attributes["data-y"] == "0.45 0.95"
-    assert lines["MAPPO"].attributes["data-x"] == "5000 10000"
+    assert lines["MAPPO"].attributes["data-x"] == "50000 100000"
     assert len(chart.all("polygon", class_="band")) == 2
     marks = chart.all("g", class_="mark")
     assert [mark.all("title")[0].text for mark in marks] == [
@@ -134,10 +134,12 @@ def test_every_cell_is_listed_with_its_folder(folder, page):
     for row in rows:
         assert (folder / row.all("a")[0].attributes["href"]).is_dir()
     assert [cell.text for cell in rows[2].all("td")][:-1] == [
-        "2 of 10", "1 of 10", "7.20", "30", "10,000 of 10,000", "1 min 40 s", "9.8",
+        "2 of 10", "1 of 10", "7.20", "30", "100,000 of 100,000", "1 min 40 s", "9.8",
     ]  # fmt: skip
     time = figure(section(page, "time"), "MAPPO")
-    assert "6 min 40 s in 4 cells" in time.text
+    # Two seeds of each map share a clock of 100 s.
+    assert "3 min 20 s in 4 cells" in time.text
+    assert "6 min 40 s in 4 cells" in figure(section(page, "time"), "MA-JEPA").text
     assert f"learning: 50.0{PERCENT}" in time.text
 
 
@@ -150,7 +152,7 @@ def test_what_is_missing_or_damaged_is_listed(tmp_path):
     header = page.all("header")[0].text
     assert "Incomplete. 1 of 8 cells are finished; 1 unfinished, 1 damaged, 5 missing." in header
     rows = {row.all("th")[0].text: row.text for row in section(page, "cells").all("tr")[1:]}
-    assert "unfinished: stopped early, at 10,000 of 10,000" in rows[second.name]
+    assert "unfinished: stopped early, at 100,000 of 100,000" in rows[second.name]
     assert "damaged: versions.json does not tell the version" in rows[third.name]
     assert "missing: not started" in rows[GRID.cells()[-1].name]
     table = section(page, "table")
@@ -180,7 +182,7 @@ def test_nothing_finished_is_a_page_too(tmp_path):
 def test_hostile_text_stays_text(tmp_path):
     evil = "<script>alert(1)</script>\"'&"
     method = dataclasses.replace(MAPPO, title=evil)
-    grid = Grid("g", evil, (method,), ("8m",), (1, 2), steps=10_000)
+    grid = Grid("g", evil, (method,), ("8m",), (1, 2), steps=100_000)
     for cell in grid.cells():
         write_cell(tmp_path, cell, [3, 6], version=evil)
     page = page_of(grid, tmp_path)

@@ -20,7 +20,7 @@ from majepa import interrupt
 from majepa.benchmark import command
 from majepa.benchmark.command import Options, benchmark
 from majepa.benchmark.folder import claim
-from majepa.benchmark.local import LocalWorkers
+from majepa.benchmark.local import Device, LocalWorkers
 from majepa.config import ConfigError
 
 FAKE = (sys.executable, "-S", str(Path(__file__).parent / "fake_work.py"))
@@ -40,9 +40,8 @@ def tell(monkeypatch, tmp_path):
     """Runs the command; remembers what was asked of the tables."""
 
     @contextlib.contextmanager
-    def fake_workers(root, jobs, *, mps):
-        workers = LocalWorkers(root, [{}] * jobs, FAKE)
-        yield workers
+    def fake_workers(root, jobs, *, most, mps):
+        yield LocalWorkers(root, [Device({})], most, FAKE)
 
     def fake_output(grid, root):
         told.written.append(grid)
@@ -251,7 +250,7 @@ def test_the_process_that_runs_a_grid_starts_no_device():
     code = (
         "import majepa.benchmark.command as c\n"
         "from rich.console import Console\n"
-        "c.benchmark('paper', c.Options(''), methods=['mappo'], dry_run=True,"
+        "c.benchmark('paper', c.Options(''), dry_run=True,"
         " console=Console(quiet=True))\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge.backends_are_initialized()\n"

@@ -1,5 +1,6 @@
-"""A grid whose processes are killed at random moments ends with the same episodes."""
+"""A grid whose processes are killed at random moments ends with the same evaluations and tables."""
 
+import csv
 import dataclasses
 import os
 import random
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from tiny_grids import TINY, write_grid
 
+from majepa.benchmark import output
+from majepa.benchmark.data_files import CURVES, RESULTS
 from majepa.benchmark.folder import EVENTS, cell_folder
 from majepa.benchmark.grids import Cell
 from majepa.run_folder import EVALUATIONS
@@ -67,8 +70,16 @@ def episodes(out: Path, cell: Cell) -> list[str]:
     return (cell_folder(out, cell) / EVALUATIONS).read_text().splitlines()
 
 
-def finals(lines: list[str]) -> list[str]:
-    return [line for line in lines if '"kind": "final"' in line]
+def written(out: Path) -> tuple[str, list[dict[str, str]], str]:
+    """The table, the results but for the time that they took, and the learning curves."""
+    output.write(GRID, out)
+    with (out / RESULTS).open() as file:
+        lines = list(csv.DictReader(file))
+    timeless = [
+        {name: value for name, value in line.items() if not name.startswith("seconds")}
+        for line in lines
+    ]
+    return (out / "table.md").read_text(), timeless, (out / CURVES).read_text()
 
 
 def wait_for_more(out: Path, pattern: str, mark: str, process: subprocess.Popen[str]) -> None:
@@ -114,7 +125,7 @@ def test_a_grid_survives_kills_of_any_of_its_processes(tmp_path):
     assert " started on " in text, "nothing was left to do"
     assert "killed by SIGKILL" in (out / "jobs.jsonl").read_text()
     for cell in GRID.cells():
-        expected, found = episodes(whole, cell), episodes(out, cell)
-        assert finals(found) == finals(expected) != []
-        # A run that is told to stop leaves out the evaluation that was due.
-        assert [episode for episode in expected if episode in set(found)] == found
+        assert episodes(out, cell) == episodes(whole, cell) != []
+    table, results, curves = written(whole)
+    assert len(results) == len(GRID.cells()) and "seconds" not in results[0]
+    assert written(out) == (table, results, curves)

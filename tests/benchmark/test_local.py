@@ -1,6 +1,8 @@
 """Jobs as processes of this machine: their ends, signals, variables, and the GPU they share."""
 
 import contextlib
+import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -9,16 +11,19 @@ import subprocess
 import sys
 import threading
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from tiny_grids import TINY
+from tiny_grids import MAJEPA, MAPPO, TINY
 
 from majepa import machine
 from majepa.benchmark import local, mps
 from majepa.benchmark.folder import claim, log_file
+from majepa.benchmark.grids import Grid
 from majepa.benchmark.jobs import jobs_of, write_job
 from majepa.benchmark.mps import shared_gpu
+from majepa.benchmark.room import GIB
 from majepa.benchmark.work import _alone, _clear_unclaimed
 from majepa.benchmark.workers import reason_of
 
@@ -39,7 +44,7 @@ def plan(root, *actions):
 @contextlib.contextmanager
 def started(root, *actions):
     plan(root, *actions)
-    workers = local.LocalWorkers(root, [{}, {}], FAKE)
+    workers = local.LocalWorkers(root, [local.Device({})], 2, FAKE)
     try:
         workers.start(JOB)
         yield workers
@@ -160,42 +165,130 @@ def test_a_run_killed_before_it_had_settings_is_cleared_away(tmp_path):
     assert len(list(foreign.iterdir())) == 3
 
 
-def settings_of(monkeypatch, root, jobs, *, gpus, cores, mps=False):
+class FakeProcess(subprocess.Popen):
+    """Of which nobody asks whether it has ended."""
+
+    def __init__(self):
+        pass
+
+    def wait(self, timeout=None):
+        return 0
+
+
+def settings_of(
+    monkeypatch, root, jobs, *, gpus, cores, most=None, mps=False, memory=None
+) -> list[tuple[str, dict[str, str]]]:
+    """Jobs that are begun before any has ended, and variables of their processes."""
+    begun = []
+
+    def start(path, log, settings, command):
+        begun.append((path.stem, settings))
+        return FakeProcess()
+
     monkeypatch.setattr(machine, "usable_gpus", lambda: gpus)
     monkeypatch.setattr(machine, "cores", lambda: cores)
+    monkeypatch.setattr(machine, "gpu_memory", lambda: memory)
+    monkeypatch.setattr(local, "start_worker", start)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    with local.local_workers(root, jobs, mps=mps) as workers:
-        return workers._settings
+    with local.local_workers(root, jobs, most=most, mps=mps) as workers:
+        for job in itertools.takewhile(workers.has_room, jobs):
+            workers.start(job)
+    return begun
+
+
+def baselines(count):
+    method = dataclasses.replace(MAPPO, overrides={})
+    cell = TINY.cells()[0]
+    methods = [dataclasses.replace(method, name=f"m{index}") for index in range(count)]
+    return jobs_of(dataclasses.replace(cell, method=method) for method in methods)
+
+
+def majepas(count):
+    return jobs_of(Grid("g", "G", (MAJEPA,), ("3m",), tuple(range(count))).cells())
 
 
 def test_processes_share_the_cores(monkeypatch, root):
-    settings = settings_of(monkeypatch, root, 3, gpus=[], cores=16)
-    assert [one["NPROC"] for one in settings] == ["5", "5", "5"]
-    assert settings[0]["JAX_COMPILATION_CACHE_DIR"] == str(root / "cache")
+    settings = settings_of(monkeypatch, root, baselines(3), gpus=[], cores=16)
+    assert [one["NPROC"] for _, one in settings] == ["5", "5", "5"]
+    assert settings[0][1]["JAX_COMPILATION_CACHE_DIR"] == str(root / "cache")
 
 
 def test_processes_share_the_gpus(monkeypatch, root):
-    settings = settings_of(monkeypatch, root, 3, gpus=["0", "1"], cores=16)
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in settings] == ["0", "1", "0"]
-    assert settings[0]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-    assert "NPROC" not in settings[0]
+    settings = settings_of(monkeypatch, root, baselines(3), gpus=["0", "1"], cores=16)
+    assert [one["CUDA_VISIBLE_DEVICES"] for _, one in settings] == ["0", "1", "0"]
+    assert settings[0][1]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert "NPROC" not in settings[0][1]
 
 
 def test_what_the_caller_has_set_stays(monkeypatch, root):
     monkeypatch.setenv("NPROC", "7")
-    assert "NPROC" not in settings_of(monkeypatch, root, 1, gpus=[], cores=2)[0]
+    (job,) = settings_of(monkeypatch, root, baselines(1), gpus=[], cores=2)
+    assert "NPROC" not in job[1]
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")
     assert local.cache_settings(root) == {}
 
 
+ONE, TWO = ["0"], ["0", "1"]
+
+
 @pytest.mark.parametrize(
-    ("gpus", "cores", "jobs"),
-    [([], 1, 1), ([], 2, 1), ([], 16, 8), (["0"], 4, 4), (["0"], 64, 14), (["0", "1"], 64, 28)],
+    ("gpus", "cores", "memory", "most", "jobs", "at_once"),
+    [
+        ([], 1, None, None, baselines(40), 1),
+        ([], 2, None, None, majepas(40), 1),
+        ([], 16, None, None, baselines(40), 8),
+        ([], 16, None, 3, baselines(40), 3),
+        (ONE, 4, None, None, baselines(40), 4),
+        (ONE, 64, None, None, baselines(40), 14),
+        (ONE, 64, 139 * GIB, None, baselines(40), 14),
+        (ONE, 64, 24 * GIB, None, baselines(40), 3),
+        (ONE, 64, 6 * GIB, None, baselines(40), 1),
+        (TWO, 64, None, None, baselines(40), 28),
+        (ONE, 64, None, None, majepas(9), 2),
+        (ONE, 64, 139 * GIB, None, majepas(9), 2),
+        (ONE, 64, 48 * GIB, None, majepas(9), 1),
+        (ONE, 64, 24 * GIB, None, majepas(9), 1),
+        (TWO, 64, None, None, majepas(9), 4),
+        (TWO, 3, None, None, majepas(9), 3),
+        (ONE, 64, None, None, majepas(1) + baselines(40), 1 + 7),
+        (TWO, 64, None, None, majepas(3) + baselines(40), 3 + 7),
+        (ONE, 64, 139 * GIB, None, majepas(1) + baselines(40), 1 + 7),
+        # One that waits for room is not overtaken.
+        (ONE, 64, None, None, majepas(3) + baselines(40), 2),
+        (ONE, 64, None, None, baselines(8) + majepas(1), 8),
+        # Who names a number gets it.
+        (ONE, 64, 24 * GIB, 5, majepas(9), 5),
+        (ONE, 4, 24 * GIB, 20, baselines(40), 20),
+        (ONE, 64, None, 1, majepas(9), 1),
+    ],
 )
-def test_as_many_jobs_as_the_machine_holds(monkeypatch, gpus, cores, jobs):
-    monkeypatch.setattr(machine, "usable_gpus", lambda: gpus)
-    monkeypatch.setattr(machine, "cores", lambda: cores)
-    assert local.default_jobs() == jobs
+def test_as_many_jobs_as_the_machine_holds(
+    monkeypatch, root, gpus, cores, memory, most, jobs, at_once
+):
+    begun = settings_of(monkeypatch, root, jobs, gpus=gpus, cores=cores, memory=memory, most=most)
+    assert [name for name, _ in begun] == [job.name for job in jobs[:at_once]]
+
+
+def test_room_is_free_again_once_a_job_has_ended(root):
+    plan(root, "finish")
+    whole = local.Device({}, lambda job: Fraction(1))
+    workers = local.LocalWorkers(root, [whole], 9, FAKE)
+    try:
+        workers.start(JOB)
+        assert not workers.has_room(OTHER)
+        assert end_of(workers).reason is None
+        assert workers.has_room(OTHER)
+    finally:
+        workers.kill()
+
+
+@pytest.mark.parametrize(
+    ("answer", "memory"),
+    [("143771\n24564\n", 24564 << 20), ("[N/A]\n", None), ("", None), (" 81559 \n", 81559 << 20)],
+)
+def test_the_memory_of_gpus_is_asked_of_the_driver(monkeypatch, answer, memory):
+    monkeypatch.setattr(machine, "_nvidia_smi", lambda *query: answer)
+    assert machine.gpu_memory() == memory
 
 
 @pytest.mark.parametrize(
@@ -260,11 +353,11 @@ def test_a_daemon_that_serves_nobody_is_ended_and_done_without(monkeypatch, tmp_
 
 def test_the_daemon_is_for_several_jobs_on_a_gpu_that_want_it(monkeypatch, tmp_path, root):
     fake_daemon(monkeypatch, tmp_path, 0)
-    for jobs, gpus, wanted in ((1, ["0"], True), (2, [], True), (2, ["0"], False)):
-        settings_of(monkeypatch, root, jobs, gpus=gpus, cores=8, mps=wanted)
+    for count, gpus, wanted in ((1, ["0"], True), (2, [], True), (2, ["0"], False)):
+        settings_of(monkeypatch, root, baselines(count), gpus=gpus, cores=8, mps=wanted)
     assert not (tmp_path / "calls").exists()
-    settings = settings_of(monkeypatch, root, 2, gpus=["0"], cores=8, mps=True)
-    assert "CUDA_MPS_PIPE_DIRECTORY" in settings[1]
+    settings = settings_of(monkeypatch, root, baselines(2), gpus=["0"], cores=8, mps=True)
+    assert "CUDA_MPS_PIPE_DIRECTORY" in settings[1][1]
 
 
 def test_signals_have_names():

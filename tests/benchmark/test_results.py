@@ -49,12 +49,12 @@ def test_a_finished_grid_is_read(finished):
         assert (one.wins, one.episodes) == (wins, EPISODES)
         assert (one.sampled_wins, one.sampled_episodes) == (wins // 2, EPISODES)
         assert one.mean_return == pytest.approx((20 * wins + 4 * (10 - wins)) / 10)
-        assert (one.mean_length, one.transitions, one.budget) == (30, 10_000, 10_000)
+        assert (one.mean_length, one.transitions, one.budget) == (30, 100_000, 100_000)
         assert (one.seconds, one.phases["learning"], one.phases["saving"]) == (100, 50, 0.5)
         assert one.environment_version == WORLD and one.majepa_version
         assert one.curve == (
-            Point(5_000, wins // 2 / 10, EPISODES),
-            Point(10_000, wins / 10, EPISODES),
+            Point(50_000, wins // 2 / 10, EPISODES),
+            Point(100_000, wins / 10, EPISODES),
         )
         assert (finished / (one.folder or "")).is_dir()
     assert results.world == "simulator v9.8"
@@ -75,7 +75,7 @@ def test_a_cell_on_the_way_is_no_result(folder, kind, how):
     write_cell(folder, GRID.cells()[0], [9, 9], kind=kind)
     gap = only_gap(folder)
     assert gap.state == "unfinished"
-    assert gap.reason == f"{how}, at 10,000 of 10,000 transitions"
+    assert gap.reason == f"{how}, at 100,000 of 100,000 transitions"
 
 
 def test_a_cell_that_goes_on_after_its_end_is_no_result(folder):
@@ -174,7 +174,7 @@ def change_config(run: Path, **fields: object) -> None:
     [
         ({"seed": 7}, "it has seed = 7, the cell 1"),
         ({"env": "3m"}, "it has env = '3m', the cell '8m'"),
-        ({"steps": 5}, "it has steps = 5, the cell 10000"),
+        ({"steps": 5}, "it has steps = 5, the cell 100000"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(folder, fields, told):
@@ -238,7 +238,7 @@ def test_data_has_one_line_for_each_cell(finished):
     lines = results_csv(read_folders(GRID, finished)).splitlines()
     assert len(lines) == 1 + len(GRID.cells())
     assert lines[0].startswith("method,map,seed,budget,transitions,wins,episodes,sampled_wins,")
-    assert lines[3].startswith("mappo,8m,1,10000,10000,2,10,1,10,7.2,30.0,100.0,9.8,")
+    assert lines[3].startswith("mappo,8m,1,100000,100000,2,10,1,10,7.2,30.0,100.0,9.8,")
 
 
 @pytest.fixture
@@ -266,11 +266,16 @@ def test_a_part_of_a_grid_can_be_made_from_all_its_data(data):
 @pytest.mark.parametrize(
     "name, before, after, told",
     [
-        (RESULTS, "mappo,8m,1,10000,10000,2,10", "mappo,8m,1,10000,10000,12,10", "line 4: 12 wins"),
-        (RESULTS, "mappo,8m,1,10000", "mappo,8m,1,many", "line 4: invalid literal"),
+        (
+            RESULTS,
+            "mappo,8m,1,100000,100000,2,10",
+            "mappo,8m,1,100000,100000,12,10",
+            "line 4: 12 wins",
+        ),
+        (RESULTS, "mappo,8m,1,100000", "mappo,8m,1,many", "line 4: invalid literal"),
         (RESULTS, "mappo,8m,2,", "mappo,8m,1,", "has mappo on 8m with seed 1 twice"),
         (RESULTS, "sampled_wins", "drawn_wins", "lacks 1 column: sampled_wins"),
-        (CURVES, "majepa,8m,1,5000,0.4", "majepa,8m,1,5000,40", "a win rate of 40 cannot be"),
+        (CURVES, "majepa,8m,1,50000,0.4", "majepa,8m,1,50000,40", "a win rate of 40 cannot be"),
     ],
 )
 def test_wrong_data_is_one_clear_error(data, name, before, after, told):

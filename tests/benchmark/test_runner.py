@@ -27,6 +27,9 @@ class FakeWorkers:
         self.running = deque()
         self.calls = []
 
+    def has_room(self, job):
+        return len(self.running) < self.slots
+
     def start(self, job):
         self.started.append(job.name)
         self.running.append(job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,6 +113,8 @@ def test_win_rates_cover_what_they_should():
 def test_seeds_that_won_all_are_not_certain():
     interval = stats.mean_rate_interval([100, 100, 100], [100, 100, 100])
     assert interval is not None
+    page = (Path(__file__).parents[2] / "docs" / "benchmark-results.md").read_text()
+    assert f"interval of [{100 * interval.low:.1f}, {100 * interval.high:.1f}] and" in page
     assert interval.high == 1 and 0.97 < interval.low < 0.995
     lost = stats.mean_rate_interval([0, 0, 0], [100, 100, 100])
     assert lost == pytest.approx((0, 1 - interval.low), abs=1e-3)

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from majepa.benchmark import output
 from majepa.benchmark.aggregates import aggregate
 from majepa.benchmark.comparison import MEAN_OF_ALL, Pair, compare
 from majepa.benchmark.comparison import Comparison as Compared
-from majepa.benchmark.grids import Grid
-from majepa.benchmark.results import read_folders
+from majepa.benchmark.grids import GRIDS, Grid, Method
+from majepa.benchmark.results import Results, read_folders
 from majepa.benchmark.scores import caution, score_rows
 from majepa.benchmark.tables import latex_text, markdown_text
 from majepa.stats import mean_rate_interval
@@ -51,12 +52,12 @@ EIGHT_MAJEPA, EIGHT_MAPPO, ALL_WON = interval(9, 10), interval(2, 5), interval(1
 ABOUT = (
     "Our win rate with argmax actions after the budget, in per cent, in the simulator v9.8, over "
     "2 seeds unless a cell says otherwise. Mean over seeds (sample standard deviation) [95 % "
-    "interval: bootstrap over seeds and, within a seed, over its episodes]; the best mean of each "
-    "map is bold."
+    "interval: seeds are redrawn, each with a win rate that its episodes leave possible]; the best "
+    "mean of each map is bold."
 )
 ABOUT_LATEX = ABOUT.replace("%", r"\%")
 CAUTION = (
-    "Some numbers are from only 2 seeds: deviations and intervals over so few are rough, and "
+    "All numbers are from only 2 seeds: deviations and intervals over so few are rough, and "
     "differences between methods may be chance."
 )
 MARKDOWN = f"""# A small grid
@@ -178,6 +179,8 @@ def test_csv_has_every_number(folder):
     )
     assert (line["paper_mean"], line["paper_std"]) == ("65.7", "33.1")
     assert (lines[0]["MARIE_mean"], line["MARIE_mean"]) == ("", "70.3")
+    # Each took 100 s: the seeds of MA-JEPA one after the other, those of MAPPO together.
+    assert [line["wall_seconds"] for line in lines] == ["200.0", "100.0"] * 2
 
 
 def test_comparison_as_data(folder):
@@ -253,7 +256,7 @@ def test_maps_that_not_all_have_do_not_count_for_aggregates(tmp_path):
 
 
 def test_enough_seeds_need_no_caution(tmp_path):
-    grid = Grid("g", "G", (MAPPO,), ("8m",), (1, 2, 3, 4), steps=10_000)
+    grid = Grid("g", "G", (MAPPO,), ("8m",), (1, 2, 3, 4), steps=100_000)
     for cell in grid.cells():
         write_cell(tmp_path, cell, [5])
     rows = score_rows(read_folders(grid, tmp_path))
@@ -261,7 +264,13 @@ def test_enough_seeds_need_no_caution(tmp_path):
     rows = score_rows(read_folders(dataclasses.replace(grid, seeds=(1, 2, 3, 4, 5)), tmp_path))
     assert caution(rows) is None and rows[0][0].seeds == 4
     fewer = read_folders(dataclasses.replace(grid, seeds=(1, 2, 3)), tmp_path)
-    assert "only 3 seeds" in (caution(score_rows(fewer)) or "")
+    assert (caution(score_rows(fewer)) or "").startswith("All numbers are from only 3 seeds")
+    shutil.rmtree(tmp_path / "cells" / "mappo-8m-4")
+    larger = dataclasses.replace(grid, envs=("8m", "3m"))
+    for cell in larger.cells()[4:]:
+        write_cell(tmp_path, cell, [5])
+    some = caution(score_rows(read_folders(larger, tmp_path))) or ""
+    assert some.startswith("Some numbers are from only 3 seeds")
 
 
 def test_files_are_whole_or_not_there(folder):
@@ -294,7 +303,7 @@ def test_latex_escapes_what_it_would_take_for_commands():
 
 def test_tables_survive_any_title(tmp_path):
     method = dataclasses.replace(MAPPO, title=f"{SPECIAL} | *x*")
-    grid = Grid("odd_name", SPECIAL, (method, MAJEPA), ("8m",), (1,), steps=10_000)
+    grid = Grid("odd_name", SPECIAL, (method, MAJEPA), ("8m",), (1,), steps=100_000)
     texts = written(tmp_path, grid, {("mappo", "8m", 1): 3})
     table = texts["table.tex"]
     assert "\\label{tab:oddname}" in table
@@ -333,7 +342,7 @@ def test_published_ties_decide_nothing():
 
 def test_only_methods_and_maps_that_were_published_are_compared(tmp_path):
     ours = dataclasses.replace(MAPPO, name="mine", title="Mine")
-    grid = Grid("g", "G", (ours, MAPPO), ("8m", "3m"), (1,), steps=10_000)
+    grid = Grid("g", "G", (ours, MAPPO), ("8m", "3m"), (1,), steps=100_000)
     texts = written(tmp_path, grid, {
         (name, env, 1): 5 for name in ("mine", "mappo") for env in ("8m", "3m")
     })  # fmt: skip
@@ -347,3 +356,32 @@ def test_only_methods_and_maps_that_were_published_are_compared(tmp_path):
         MEAN_OF_ALL: [("8m", "MAPPO")],
     }
     assert compare([]) == []
+
+
+def published(method: Method, steps: int | None = None) -> list[float | None]:
+    """By the paper, on 8m and on a map where MAPPO has settings of its own."""
+    grid = Grid("g", "G", (method,), ("8m", "corridor"), steps=steps)
+    rates = [row[0].published("paper") for row in score_rows(Results(grid, (), ()))]
+    return [rate and rate.mean for rate in rates]
+
+
+def test_only_what_others_ran_stands_beside_what_they_published():
+    plain = Method("mine", "MAPPO", "mappo")
+    assert published(plain) == [65.7, 0.0]
+    assert published(dataclasses.replace(plain, overrides={"evaluation.episodes": 3})) == [
+        65.7,
+        0.0,
+    ]
+    assert published(plain, steps=100_000) == [65.7, None]
+    for other in (
+        {"preset": "tuned"},
+        {"algorithm": "mat"},
+        {"algorithm": "soon"},
+        {"title": "Mine"},
+        {"overrides": {"algo.width": 32}},
+    ):
+        assert published(dataclasses.replace(plain, **other)) == [None, None], other
+    # Routes that are switched off are another method, also under its name.
+    both, outcome, *_ = GRIDS["ablation"].methods
+    assert published(both) == [92.0, 66.0]
+    assert published(dataclasses.replace(outcome, title="MA-JEPA")) == [None, None]

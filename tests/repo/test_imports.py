@@ -54,7 +54,9 @@ MAY_IMPORT = {
     ),
     "benchmark/data_files": ("benchmark.grids", "benchmark.results", "report"),
     "benchmark/curves": ("benchmark.grids", "benchmark.results"),
-    "benchmark/scores": ("benchmark.published", "benchmark.results", "stats"),
+    "benchmark/scores": (
+        "benchmark.grids", "benchmark.published", "benchmark.results", "config", "stats",
+    ),
     "benchmark/aggregates": ("benchmark.grids", "benchmark.results", "stats"),
     "benchmark/tables": (
         "benchmark.aggregates", "benchmark.data_files", "benchmark.published",

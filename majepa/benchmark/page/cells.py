@@ -11,7 +11,7 @@ from ...report.html import Markup, joined, tag
 from ...report.numbers import duration, number, percent
 from ...report.sections import PHASES
 from ..grids import Method
-from ..results import Gap, Result, Results, counted
+from ..results import Gap, Result, Results, clocks, counted
 from .parts import legend, wide
 
 
@@ -29,7 +29,10 @@ def time_section(results: Results) -> Section:
         legend({name: f"phase-{name}" for name in names}),
         tag("div", *figures, class_="large"),
     )
-    about = "Of all finished cells of a method together. Runs that share a machine slow each other."
+    about = (
+        "Of all finished cells of a method together; seeds that train together share one clock and "
+        "count once. Runs that share a machine slow each other."
+    )
     return Section("time", title, content, about)
 
 
@@ -48,8 +51,9 @@ def cells_section(results: Results) -> Section:
 
 
 def _method_time(method: Method, results: Sequence[Result]) -> Markup:
-    total = sum(one.seconds for one in results)
-    spent = {name: sum(one.phases[name] for one in results) for name in PHASES}
+    jobs = clocks(results)
+    total = sum(one.seconds for one in jobs)
+    spent = {name: sum(one.phases[name] for one in jobs) for name in PHASES}
     spent["other"] = max(0.0, total - sum(spent.values()))
     whole = sum(spent.values()) or 1.0
     parts = [(name, f"phase-{name}", seconds / whole) for name, seconds in spent.items()]
