@@ -14,13 +14,13 @@ def require_possible_runs(grid: Grid) -> None:
             # Seeds differ in nothing that could make a run impossible.
             cell = Cell(method, env, grid.seeds[0], grid.steps)
             try:
-                _require_possible_run(cell)
+                require_possible_run(cell)
             except ConfigError as error:
                 raise ConfigError(f"{method.name} on {cell.map}: {error}") from error
 
 
-def _require_possible_run(cell: Cell) -> None:
-    from ..training import _require_possible as require_possible
+def require_possible_run(cell: Cell) -> None:
+    from ..training import require_possible as require_possible
     from ..training import make_algorithm
 
     config = cell.config()
