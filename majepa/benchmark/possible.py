@@ -20,8 +20,7 @@ def require_possible_runs(grid: Grid) -> None:
 
 
 def require_possible_run(cell: Cell) -> None:
-    from ..training import require_possible as require_possible
-    from ..training import make_algorithm
+    from ..training import make_algorithm, require_possible
 
     config = cell.config()
     require_possible(config, make_algorithm(config, make_env(config.env).spec))
