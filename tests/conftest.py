@@ -7,6 +7,18 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+FIRST = ("agent", "world_model", "baselines", "envs")
+"""Folders whose files take longest: begun first, so that both processes end at the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+    items.sort(key=place)
+
+
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)

@@ -18,7 +18,7 @@ from drawn import drawn, jit
 from runs.counting import ACTIONS, AGENTS, FEATURES, CountingEnv
 
 from majepa.agent import Executor, Learner, Majepa, Memory, Optimizers, act
-from majepa.algorithm import Algorithm, Experience, Row, agent_keys
+from majepa.algorithm import Algorithm, Cadence, Experience, Row, agent_keys
 from majepa.collect import begin, collect
 from majepa.config import DEBUG, PRESETS, MajepaConfig
 from majepa.envs import make_env
@@ -69,7 +69,7 @@ def test_four_groups_hold_every_parameter_once():
 def test_it_is_an_algorithm():
     algorithm = algorithm_of()
     assert isinstance(algorithm, Algorithm)
-    assert algorithm.cadence == (DEBUG.collect.num_envs, 1)
+    assert algorithm.cadence == Cadence(DEBUG.collect.num_envs, 1)
     assert algorithm.timeout_is_terminal
     truthful = dataclasses.replace(DEBUG.collect, timeout_is_terminal=False)
     assert not algorithm_of(dataclasses.replace(DEBUG, collect=truthful)).timeout_is_terminal

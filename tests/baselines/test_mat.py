@@ -404,7 +404,7 @@ def updater(minibatches: int):
     return jit(Mat(config, Matching().spec).update)
 
 
-@pytest.mark.parametrize("minibatches", [1, 5])
+@pytest.mark.parametrize("minibatches", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_an_update_moves_everything_and_reports(minibatches):
     learner, (data, _), _, _ = played()
     update = updater(minibatches)
@@ -447,6 +447,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted():
     assert metrics["nonfinite_in_a_row"] == 0
 
 
+@pytest.mark.slow
 def test_several_learners_in_one_program():
     learner, (data, _), _, _ = played()
     broken = data.rows.kept._replace(log_prob=data.rows.kept.log_prob.at[0, 0].set(jnp.nan))

@@ -384,12 +384,12 @@ def test_one_optimizer_bounds_the_gradient_of_both_networks_together():
     networks, _ = two_networks()
     optimizer = ALGORITHM.optimizer
     gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 3.0), networks)
-    state = optimizer.init(networks)
+    state = jit(optimizer.init)(networks)
     plain = optax.adam(CONFIG.rate, eps=CONFIG.adam_eps)
     norm = optax.tree.norm(gradient)
     small = jax.tree.map(lambda leaf: leaf * CONFIG.max_gradient / norm, gradient)
-    got, _ = optimizer.update(gradient, state, networks)
-    expected, _ = plain.update(small, plain.init(networks), networks)
+    got, _ = jit(optimizer.update)(gradient, state, networks)
+    expected, _ = jit(plain.update)(small, plain.init(networks), networks)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, expected)
 
 

@@ -12,6 +12,8 @@ from skirmish import LOOPS, NEVER, SPEC, STEPS, At, Lane, Track, film
 from majepa.envs.sim import SCENARIOS, BattleEnv
 from majepa.envs.sim.enemy import choose_patients
 
+pytestmark = pytest.mark.slow
+
 PROTOSS = tuple(name for name, sheet in SPEC.items() if sheet.shield)
 ZERG = tuple(name for name, sheet in SPEC.items() if sheet.race == "zerg")
 FAR = [At("dummy", 2, 2)]

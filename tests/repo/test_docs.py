@@ -20,7 +20,10 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in PAGES],
+)
 def test_python_blocks_run(page):
     found = [block for block in blocks(page) if "Protocol" not in block]
     assert found

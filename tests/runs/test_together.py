@@ -190,6 +190,7 @@ def test_interrupted_runs_go_on_together_bit_for_bit(joint, folders, monkeypatch
         assert_same_run(whole, folder)
 
 
+@pytest.mark.slow
 def test_a_signal_may_come_between_two_of_the_runs(joint, folders, monkeypatch):
     """The first has already begun another batch when the second hears of it."""
     interrupted(folders, 3 * 3 + 2, "learning", monkeypatch)
@@ -199,6 +200,7 @@ def test_a_signal_may_come_between_two_of_the_runs(joint, folders, monkeypatch):
         assert_same_run(whole, folder)
 
 
+@pytest.mark.slow
 def test_interrupted_runs_go_on_alone(joint, folders, monkeypatch):
     interrupted(folders, 8, "collecting", monkeypatch)
     for lane in (0, 2):
@@ -206,6 +208,7 @@ def test_interrupted_runs_go_on_alone(joint, folders, monkeypatch):
         assert_same_run(joint[lane][0], folders[lane])
 
 
+@pytest.mark.slow
 def test_runs_begun_alone_go_on_together_wherever_they_are(joint, folders):
     """One is finished, one is half-way, one has not begun."""
     done = alone(CONFIGS[0], folders[0])
