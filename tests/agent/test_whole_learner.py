@@ -25,6 +25,8 @@ from majepa.replay import insert, sample
 from majepa.run_folder import CHECKPOINT
 from majepa.training import RunState, train
 
+pytestmark = pytest.mark.slow
+
 ENV = CountingEnv(lengths=(3, 5, 4, 2), limit=5)
 ALGO = dataclasses.replace(
     DEBUG,

@@ -9,6 +9,8 @@ from majepa.envs.scripted import scripted_policy
 from majepa.envs.sim import SCENARIOS, BattleEnv
 from majepa.envs.sim.audit import _blank, _wall_depths, _watch_loop, audit, excess_return
 
+pytestmark = pytest.mark.slow
+
 BLASTS = {"bane_vs_bane", "so_many_baneling"}
 
 

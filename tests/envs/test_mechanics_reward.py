@@ -38,6 +38,8 @@ from majepa.envs.sim import (
     Terrain,
 )
 
+pytestmark = pytest.mark.slow
+
 # The zoo: 10 for each enemy, 200 for the victory, and all there is of hit points and shields.
 ZOO_MAX = 200 + sum(
     count * (10 + SHEETS[kind].hp + SHEETS[kind].shield) for kind, count in COPIES.items()

@@ -251,6 +251,7 @@ def test_each_side_starts_a_little_off_its_place_as_a_whole(key):
     assert (np.abs(after.units.x[0] - state.units.x[0]) > 1e-3)[ends].all()
 
 
+@pytest.mark.slow
 def test_sides_are_not_shifted_into_walls_and_buildings_not_at_all(key):
     for name in ("2s_vs_1sc", "so_many_baneling"):
         env = BattleEnv(SCENARIOS[name])

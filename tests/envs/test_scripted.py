@@ -11,6 +11,8 @@ import pytest
 from majepa.envs import EnvError, make_env
 from majepa.envs.scripted import POLICIES, scripted_policy
 
+pytestmark = pytest.mark.slow
+
 SPEC = make_env("2s3z").spec
 SIGHT = 9.0
 

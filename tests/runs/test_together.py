@@ -181,6 +181,7 @@ def interrupted(folders, call, place, monkeypatch):
         return together(folders)
 
 
+@pytest.mark.slow
 def test_interrupted_runs_go_on_together_bit_for_bit(joint, folders, monkeypatch):
     parts = interrupted(folders, 8, "collecting", monkeypatch)
     assert all(part.stopped == "interrupted" and part.argmax is None for part in parts)
@@ -227,6 +228,7 @@ def test_runs_begun_alone_go_on_together_wherever_they_are(joint, folders):
         assert kept == lines(whole, "evaluations.jsonl")
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_trained_again(joint, folders, monkeypatch):
     for (whole, _), folder in zip(joint, folders, strict=True):
         shutil.copytree(whole, folder)
@@ -237,6 +239,7 @@ def test_finished_runs_are_not_trained_again(joint, folders, monkeypatch):
         assert_same_run(whole, folder)
 
 
+@pytest.mark.slow
 def test_one_run_is_no_special_case(joint, tmp_path):
     (result,) = together([tmp_path / "one"], CONFIGS[1:2])
     assert result.transitions == joint[1][1].transitions
@@ -292,6 +295,7 @@ def test_only_the_first_run_speaks(joint):
     assert said.count("  losses") == 1
 
 
+@pytest.mark.slow
 def test_a_panel_follows_the_work_of_all_runs(folders, monkeypatch):
     phases = []
     monkeypatch.setattr(host, "make_progress", recorder(phases))
