@@ -548,9 +548,8 @@ def test_updates_that_are_not_finite_are_skipped_and_counted():
     assert metrics["nonfinite_in_a_row"] == 0
 
 
-@pytest.mark.parametrize(
-    "variant", ["recurrent", pytest.param("feed-forward", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_it_learns_to_agree(variant):
     env = Matching()
     config = dataclasses.replace(

@@ -471,6 +471,7 @@ def test_several_learners_in_one_program():
     np.testing.assert_array_equal(acted.action[0], alone.action)
 
 
+@pytest.mark.slow
 def test_it_learns_to_agree():
     env = Matching()
     config = dataclasses.replace(

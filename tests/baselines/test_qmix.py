@@ -421,6 +421,7 @@ def test_a_replay_smaller_than_a_batch_or_a_round_is_refused(settings):
         QmixConfig(**settings)
 
 
+@pytest.mark.slow
 def test_it_learns_to_agree():
     config = dataclasses.replace(
         CONFIG, width=32, mixer_width=16, hyper_width=16, num_envs=8, batch=32, capacity=400,

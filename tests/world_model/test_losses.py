@@ -449,6 +449,7 @@ class TestObjective:
         terms = evaluate().loss.terms
         assert all(np.isfinite(term) and term > 0 for term in terms.values()), terms
 
+    @pytest.mark.slow
     def test_every_term_counts_in_preset_small(self):
         local, joint = make_models(0, SMALL)
         sequence = random_sequence(0, SMALL, episode=20)
