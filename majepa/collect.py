@@ -180,11 +180,7 @@ def check_health(health: Health, spec: EnvSpec, num_envs: int) -> None:
             continue
         row = int(bad_rows[0])
         if field == "end":
-            raise EnvError(
-                f"{spec.name}: {int(fault.amount[row])} of {num_envs} episodes went on past the "
-                f"limit of {spec.episode_limit} transitions; an environment must end an episode "
-                "with is_last when it reaches its limit"
-            )
+            raise endless(spec, int(fault.amount[row]), num_envs)
         where = _place(field, int(fault.first[row]), spec, num_envs)
         if field == "legal":
             raise EnvError(
@@ -196,6 +192,15 @@ def check_health(health: Health, spec: EnvSpec, num_envs: int) -> None:
             f"({int(fault.amount.sum())} such values in {len(bad_rows)} rows of this batch); "
             "nothing was learned from them. Look at the environment's features and rewards"
         )
+
+
+def endless(spec: EnvSpec, amount: int, episodes: int) -> EnvError:
+    """The error of a world that does not end when it should."""
+    return EnvError(
+        f"{spec.name}: {amount} of {episodes} episodes went on past the limit of "
+        f"{spec.episode_limit} transitions; an environment must end an episode with is_last when "
+        "it reaches its limit"
+    )
 
 
 def _count(

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from .algorithm import Algorithm
-from .collect import Stream, begin
-from .envs.base import Env, EnvError
+from .collect import Stream, begin, endless
+from .envs.base import Env
 from .stats import wilson
 
 EVALUATION_SEED = 2_718_281
@@ -65,11 +65,7 @@ def evaluate(
     """Play `episodes` episodes; argmax and sampled actions share one compiled program."""
     tally = jax.device_get(_play(algorithm, env, episodes, state, key, jnp.asarray(greedy)))
     if not tally.is_over.all():
-        raise EnvError(
-            f"{env.spec.name}: {int((~tally.is_over).sum())} of {episodes} episodes went on past "
-            f"the limit of {env.spec.episode_limit} transitions; an environment must end an "
-            "episode with is_last when it reaches its limit"
-        )
+        raise endless(env.spec, int((~tally.is_over).sum()), episodes)
     return Evaluation(tally.won, tally.episode_return, tally.length, greedy)
 
 

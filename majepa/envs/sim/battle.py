@@ -94,15 +94,15 @@ def _room(arena: Arena) -> Column:
     is_ally = np.arange(arena.num_units)[:, None] < arena.num_allies
     corners = np.array([[-1, -1, 1, 1], [-1, 1, -1, 1]], np.float32) * arena.rules.spawn_jitter
     room = np.zeros((arena.num_units, 1), np.float32)
-    for side in (is_ally, ~is_ally):
-        for share in (1.0, 0.75, 0.5, 0.25):
-            off_x, off_y = (x + share * corners[:1], y + share * corners[1:])
-            with jax.ensure_compile_time_eval():
-                free = jax.jit(lambda x, y: motion.keep_inside(arena, x, y))(off_x, off_y)
-                moved = np.hypot(np.asarray(free[0]) - off_x, np.asarray(free[1]) - off_y)
-            if (moved < ARRIVED)[side[:, 0]].all():
+    keep_inside = jax.jit(lambda x, y: motion.keep_inside(arena, x, y))
+    for share in (0.25, 0.5, 0.75, 1.0):
+        off_x, off_y = x + share * corners[:1], y + share * corners[1:]
+        with jax.ensure_compile_time_eval():
+            free_x, free_y = (np.asarray(free) for free in keep_inside(off_x, off_y))
+        stays = np.hypot(free_x - off_x, free_y - off_y).max(axis=1, keepdims=True) < ARRIVED
+        for side in (is_ally, ~is_ally):
+            if stays[side].all():
                 room[side] = share * arena.rules.spawn_jitter
-                break
     return room
 
 
