@@ -56,7 +56,7 @@ def ravine() -> dict[str, np.ndarray]:
     allies = [(UNITS["colossus"], (16.0, 16.0)), (UNITS["zealot"], (6.5, 14.5))]
     foes = [(UNITS["zergling"], (16.0, 9.0)), (dataclasses.replace(DUMMY, hp=9000), (6.5, 10.5))]
     scenario = dataclasses.replace(duel(allies, foes, terrain=terrain), order=Hunt())
-    env = BattleEnv(scenario, rules=Rules(weapon_jitter=(0.0, 0.0)))
+    env = BattleEnv(scenario, rules=Rules(weapon_jitter=(0.0, 0.0), spawn_jitter=0))
     state = begin(env, 4)
     changes: dict[tuple[str, int, int], float] = {("y", COLOSSUS, 0): 14.0}
     for lane in (0, 2, 3):
@@ -332,7 +332,8 @@ def test_units_in_one_place_come_apart():
 
 
 def start_of(name: str) -> tuple[np.ndarray, np.ndarray]:
-    env = env_of(name)
+    """Places of both sides before the shift that differs from battle to battle."""
+    env = BattleEnv(SCENARIOS[name], rules=Rules(spawn_jitter=0))
     state = begin(env, MAP_BATCH)
     at = np.stack([state.units.x[:, 0], state.units.y[:, 0]], axis=1)
     return at[env.arena.allies], at[env.arena.enemies]

@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    "README.md",
-    "docs/environments.md",
-    pytest.param("docs/new-maps.md", marks=pytest.mark.slow),
-    "docs/watching.md",
-    pytest.param("docs/training.md", marks=pytest.mark.slow),
-]
+SLOW = ("docs/environments.md", "docs/new-maps.md", "docs/watching.md", "docs/training.md")
 
 
 def blocks(page: str) -> list[str]:
@@ -21,8 +15,7 @@ def blocks(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page",
-    [page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in PAGES],
+    "page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in SLOW)]
 )
 def test_python_blocks_run(page):
     found = [block for block in blocks(page) if "Protocol" not in block]
