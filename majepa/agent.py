@@ -36,10 +36,18 @@ from .policy.ppo import (
     values,
 )
 from .replay import Record, Replay, Sequence, insert, make_replay, num_starts, sample, write_back
+from .world_model.condense import (
+    Basis,
+    condense_actor,
+    condense_critic,
+    condense_joint,
+    condense_local,
+)
 from .world_model.joint import JointModel
 from .world_model.local import Dynamics, Encoder, LocalModel, Posterior, feature
 from .world_model.losses import model_loss
-from .world_model.unroll import one_hot_vec, reinfer
+from .world_model.tokens import one_hot_vec
+from .world_model.unroll import reinfer
 
 
 class Params(NamedTuple):
@@ -312,39 +320,51 @@ class Majepa:
         """Reconstruct, imagine, freeze, then actor and critic in turn on the frozen batch."""
         config = self.config
         local, joint, actor = cast(params[:3], jnp.dtype(config.precision))
+        # Nothing here has a gradient in the world model, so that all states may be condensed.
+        basis = Basis(local.dynamics)
+        local, joint = condense_local(local, basis), condense_joint(joint, basis)
+        actor, target_critic = condense_actor(actor, basis), condense_critic(params.critic, basis)
         key_infer, key_imagine = jax.random.split(key)
         roots = reinfer(local, joint, view, config.context, key_infer)
         record: Record = jax.tree.map(lambda leaf: leaf[:, config.context :], view.record)
         imagined = imagine(
             local, joint, actor, roots, record, config, self.spec.noop_index, key_imagine
         )
-        target_critic = params.critic
         frozen = freeze(imagined, target_critic, config)
         replayed = replay_targets(roots.s, record, frozen.returns[0], config)
         # From here on the target critic would be copied from the new critic: it is read no more.
-        params, optimizers, epochs = self.improve(params, optimizers, frozen, replayed)
+        params, optimizers, epochs = self.improve(params, optimizers, frozen, replayed, basis)
         value = values(target_critic, replayed.s, replayed.present, replayed.alive, config)
         metrics = diagnostics.of_behaviour(imagined, frozen, replayed, epochs, value)
         return params, optimizers, roots.z, metrics
 
     def improve(
-        self, params: Params, optimizers: Optimizers, frozen: Frozen, replayed: ReplayTargets
+        self,
+        params: Params,
+        optimizers: Optimizers,
+        frozen: Frozen,
+        replayed: ReplayTargets,
+        basis: Basis,
     ) -> tuple[Params, Optimizers, Epoch]:
-        """Interleaved steps of actor and critic on the whole frozen batch."""
+        """Interleaved steps of actor and critic on the whole frozen batch of condensed states."""
         config = self.config
+
+        def loss_of_actor(actor: Actor, old: Array, is_first: Array) -> tuple:
+            return actor_loss(condense_actor(actor, basis), frozen, old, is_first, config)
+
+        def loss_of_critic(critic: Critic) -> tuple:
+            return critic_loss(condense_critic(critic, basis), frozen, replayed, config)
 
         def epoch(carry: tuple, number: Int[Array, ""]) -> tuple[tuple, Epoch]:
             params, optimizers, old = carry
-            (loss_pi, (old, pi)), gradient = jax.value_and_grad(actor_loss, has_aux=True)(
-                params.actor, frozen, old, number == 0, config
+            (loss_pi, (old, pi)), gradient = jax.value_and_grad(loss_of_actor, has_aux=True)(
+                params.actor, old, number == 0
             )
             actor, actor_state, actor_report = apply_update(
                 self.actor_optimizer, gradient, optimizers.actor, params.actor,
                 jnp.isfinite(loss_pi),
             )  # fmt: skip
-            (loss_v, v), gradient = jax.value_and_grad(critic_loss, has_aux=True)(
-                params.critic, frozen, replayed, config
-            )
+            (loss_v, v), gradient = jax.value_and_grad(loss_of_critic, has_aux=True)(params.critic)
             critic, critic_state, critic_report = apply_update(
                 self.critic_optimizer, gradient, optimizers.critic, params.critic,
                 jnp.isfinite(loss_v),

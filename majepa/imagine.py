@@ -23,7 +23,8 @@ from .nn.transformer import Branches
 from .replay import Record
 from .world_model.joint import JointModel
 from .world_model.local import LocalModel, feature
-from .world_model.unroll import Roots, one_hot_vec
+from .world_model.tokens import one_hot_vec
+from .world_model.unroll import Roots
 
 
 class Imagined(NamedTuple):

@@ -53,13 +53,25 @@ class Block(eqx.Module):
         return query, key, value
 
     def finish(
-        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b H K"], keys: _DropoutKeys
+        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b H K"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
         """The rest of the block, given what attention mixed for each head."""
-        mixed = self.out(mixed.reshape(*x.shape))
-        x = x + drop(mixed, self.dropout, keys.attended)
-        fed = self.narrow(jax.nn.silu(self.widen(self.norm_feed(x))))
-        return x + drop(fed, self.dropout, keys.fed)
+        middle = self.attended(x, mixed, keys)
+        return self.fed(middle, self.widened(middle), keys)
+
+    def attended(
+        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b H K"], keys: DropoutKeys
+    ) -> Float[Array, "*b D"]:
+        """Between attention and the feed-forward layer."""
+        return x + drop(self.out(mixed.reshape(*x.shape)), self.dropout, keys.attended)
+
+    def widened(self, middle: Float[Array, "*b D"]) -> Float[Array, "*b W"]:
+        return self.widen(self.norm_feed(middle))
+
+    def fed(
+        self, middle: Float[Array, "*b D"], wide: Float[Array, "*b W"], keys: DropoutKeys
+    ) -> Float[Array, "*b D"]:
+        return middle + drop(self.narrow(jax.nn.silu(wide)), self.dropout, keys.fed)
 
 
 class History(NamedTuple):
@@ -87,6 +99,22 @@ class History(NamedTuple):
 
         episode = jnp.where(place < 0, -1, self.episode[row[:, None], inside])
         return History(window(self.keys), window(self.values), episode)
+
+
+class Trace(NamedTuple):
+    """Activations of a run over `T` records, all layers, with `S` records to look at."""
+
+    x: Float[Array, "L B N T D"]
+    """What entered each layer."""
+    query: Float[Array, "L B N T H K"]
+    """Turned to its place; so are the keys."""
+    keys: Float[Array, "L B N S H K"]
+    values: Float[Array, "L B N S H K"]
+    weight: Float[Array, "L B N H T S"]
+    middle: Float[Array, "L B N T D"]
+    wide: Float[Array, "L B N T W"]
+    end: Float[Array, "B N T D"]
+    """What left the last layer, before the norm."""
 
 
 class Branches(NamedTuple):
@@ -141,6 +169,17 @@ class TemporalTransformer(eqx.Module):
 
         A key switches dropout on.
         """
+        return self.traced(x, episode, past, key=key)[:2]
+
+    def traced(
+        self,
+        x: Float[Array, "B N T D"],
+        episode: Int[Array, "B T"],
+        past: History,
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "B N T D"], History, Trace]:
+        """The same, with the activations on the way."""
         length = x.shape[2]
         seen = jnp.concatenate([past.episode, episode], axis=1)
         place = jnp.arange(seen.shape[1])
@@ -149,19 +188,25 @@ class TemporalTransformer(eqx.Module):
         turn = turns(place, x.shape[-1] // self.layers.heads)
         turn_now = jax.tree.map(lambda leaf: leaf[-length:], turn)
 
-        def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
+        def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, ...]]:
             block, old_keys, old_values, dropout = given
             query, key_, value = block.project(x)
             keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
             values = jnp.concatenate([old_values.astype(value.dtype), value], axis=2)
-            weight = attention_weights(rotate(query, turn_now), rotate(keys, turn), mask)
+            turned, turned_keys = rotate(query, turn_now), rotate(keys, turn)
+            weight = attention_weights(turned, turned_keys, mask)
             weight = drop(weight, block.dropout, dropout.weights)
             mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values)
-            return block.finish(x, mixed, dropout), (keys, values)
+            middle = block.attended(x, mixed, dropout)
+            wide = block.widened(middle)
+            after = block.fed(middle, wide, dropout)
+            return after, (keys, values, x, turned, turned_keys, weight, middle, wide)
 
         given = (self.layers, past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
-        x, (keys, values) = jax.lax.scan(layer, x, given)
-        return self.norm(x), History(keys, values, seen)
+        end, (keys, values, *steps) = jax.lax.scan(layer, x, given)
+        entered, query, turned_keys, weight, middle, wide = steps
+        trace = Trace(entered, query, turned_keys, values, weight, middle, wide, end)
+        return self.norm(end), History(keys, values, seen), trace
 
     def no_branches(self, history: History, roots: int, steps: int) -> Branches:
         """Room for `steps` imagined records after each of `roots` records."""
@@ -208,7 +253,7 @@ class TemporalTransformer(eqx.Module):
             on_shared, on_own = jnp.split(weight, [place.shape[0]], axis=-1)
             mixed = jnp.einsum("bnhrs,bnshk->bnrhk", on_shared, values)
             mixed = mixed + jnp.einsum("bnhrp,bnrphk->bnrhk", on_own, own_values)
-            return block.finish(x, mixed, _DropoutKeys()), (own_keys, own_values)
+            return block.finish(x, mixed, DropoutKeys()), (own_keys, own_values)
 
         given = (self.layers, history.keys, history.values, branches.keys, branches.values)
         x, (keys, values) = jax.lax.scan(layer, x, given)
@@ -237,7 +282,7 @@ class AgentAttention(eqx.Module):
         alone = jnp.broadcast_to(jnp.eye(x.shape[-2], dtype=bool), (*x.shape[:-1], x.shape[-2]))
         mask = present[..., None, :] | alone
 
-        def layer(x: Array, given: tuple[Block, _DropoutKeys]) -> tuple[Array, None]:
+        def layer(x: Array, given: tuple[Block, DropoutKeys]) -> tuple[Array, None]:
             block, dropout = given
             query, key_, value = block.project(x)
             weight = attention_weights(query, key_, mask)
@@ -288,17 +333,19 @@ def drop(x: Array, rate: float, key: Key[Array, ""] | None) -> Array:
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
-class _DropoutKeys(NamedTuple):
+class DropoutKeys(NamedTuple):
+    """One key for each place where a block drops something."""
+
     weights: Key[Array, "*l"] | None = None
     attended: Key[Array, "*l"] | None = None
     fed: Key[Array, "*l"] | None = None
 
 
-def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> _DropoutKeys:
+def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> DropoutKeys:
     """Keys of every layer, layers first; none at all without a key."""
     if key is None:
-        return _DropoutKeys()
-    return _DropoutKeys(*jax.random.split(key, (3, layers)))
+        return DropoutKeys()
+    return DropoutKeys(*jax.random.split(key, (3, layers)))
 
 
 def _stack(layers: int, width: int, heads: int, dropout: float, key: Key[Array, ""]) -> Block:

@@ -26,7 +26,8 @@ from .local import Encoder, LocalModel
 from .self_fed import SelfFed, self_fed
 from .sigreg import sigreg
 from .targets import Target, arrivals, cosine, outcome_losses, outcome_masks, sg
-from .unroll import Past, States, infer, rebuild_context, run_joint, tokens_of
+from .tokens import tokens_of
+from .unroll import Past, States, infer, rebuild_context, run_joint
 
 Terms = Mapping[str, Float[Array, ""]]
 

@@ -25,7 +25,8 @@ from . import masks
 from .joint import JointModel, Outcome
 from .local import LocalModel, feature
 from .targets import Target, outcome_losses, sg, targets
-from .unroll import Past, States, Tokens, run_history, run_joint
+from .tokens import Tokens
+from .unroll import Past, States, run_joint
 
 
 class SelfFed(NamedTuple):
@@ -144,7 +145,7 @@ def _roll_out(
 ) -> _Rollout:
     """Five transitions from each root, as a batch of `R` sequences."""
     z_root, present = states.latent[root.row, root.time], record.present[root.row, root.time]
-    local_past, joint_past = _histories(frozen, joint, states, record, tokens, past, root)
+    local_past, joint_past = _histories(joint, states, record, tokens, past, root)
     episode = tokens.episode[root.row, root.time][:, None]
     num_actions, classes = record.legal.shape[-1], frozen.posterior.classes
     actions = jax.nn.one_hot(_recorded_actions(record, root, steps), num_actions)
@@ -177,7 +178,6 @@ def _roll_out(
 
 
 def _histories(
-    frozen: LocalModel,
     joint: JointModel,
     states: States,
     record: Record,
@@ -189,15 +189,10 @@ def _histories(
 
     Both in inference mode and constant.
     """
-    z_before = jnp.concatenate([past.z[:, None], states.latent[:, :-1]], axis=1)
-    _, local = run_history(
-        frozen.dynamics, tokens._replace(z_before=z_before), past.local,
-        classes=frozen.posterior.classes, num_actions=record.legal.shape[-1],
-    )  # fmt: skip
     _, whole = run_joint(sg(joint), sg(states.s), record, tokens.episode, past.joint)
-    local_window, joint_window = frozen.dynamics.transformer.window, joint.temporal.window
+    local_window, joint_window = past.local.episode.shape[1] + 1, joint.temporal.window
     return sg((
-        local.ending_at(root.row, local_window - 1 + root.time, local_window - 1),
+        states.history.ending_at(root.row, local_window - 1 + root.time, local_window - 1),
         whole.ending_at(root.row, joint_window - 2 + root.time, joint_window - 1),
     ))  # fmt: skip
 

@@ -383,9 +383,11 @@ class TestSymmetry:
         record = given.record
         agents = ("observation", "legal", "alive", "present", "action", "latent")
         record = record._replace(**{name: permute(getattr(record, name), 2) for name in agents})
+        states = permute(given.states._replace(history=None), 2)
+        states = states._replace(history=history(given.states.history))
         permuted = given._replace(
             record=record,
-            states=permute(given.states, 2),
+            states=states,
             e_bar=permute(given.e_bar, 2),
             past=given.past._replace(joint=history(given.past.joint)),
         )
