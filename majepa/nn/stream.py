@@ -78,11 +78,11 @@ def advance(
     episode = _part(stream.episode, t, window, axis=1)
     mask = (episode == episode[:, -1:])[:, None, :, None]
     all_keys, all_values = [], []
-    for block, keys, values in zip(layers.blocks, stream.keys, stream.values, strict=True):
+    for block, old_keys, old_values in zip(layers.blocks, stream.keys, stream.values, strict=True):
         query, key, value = block.project(x)
         turn = turns(place[None], query.shape[-1])
-        keys = _put(keys, rotate(key, turn), place)
-        values = _put(values, value, place)
+        keys = _put(old_keys, rotate(key, turn), place)
+        values = _put(old_values, value, place)
         scores = _dots(rotate(query, turn), _part(keys, t, window))
         seen = jnp.where(mask, scores * query.shape[-1] ** -0.5, FAR_BELOW)
         weight = jax.nn.softmax(seen, axis=2)

@@ -117,8 +117,17 @@ class Trace(NamedTuple):
     """What left the last layer, before the norm."""
 
 
+class Trunk(NamedTuple):
+    """A history that many futures go on from: it is turned once for all of their steps."""
+
+    keys: Float[Array, "L B N S H K"]
+    """Turned to their places."""
+    values: Float[Array, "L B N S H K"]
+    episode: Int[Array, "B S"]
+
+
 class Branches(NamedTuple):
-    """Keys and values of imagined records: `P` places for each of `R` roots."""
+    """Keys, turned, and values of imagined records: `P` places for each of `R` roots."""
 
     keys: Float[Array, "L B N R P H K"]
     values: Float[Array, "L B N R P H K"]
@@ -169,17 +178,25 @@ class TemporalTransformer(eqx.Module):
 
         A key switches dropout on.
         """
-        return self.traced(x, episode, past, key=key)[:2]
+        return self._run(x, episode, past, key, keep=False)[:2]
 
     def traced(
+        self, x: Float[Array, "B N T D"], episode: Int[Array, "B T"], past: History
+    ) -> tuple[Float[Array, "B N T D"], History, Trace]:
+        """The same without dropout, and the activations on the way."""
+        y, history, (end, layers) = self._run(x, episode, past, None, keep=True)
+        return y, history, Trace(*layers, end)
+
+    def _run(
         self,
         x: Float[Array, "B N T D"],
         episode: Int[Array, "B T"],
         past: History,
+        key: Key[Array, ""] | None,
         *,
-        key: Key[Array, ""] | None = None,
-    ) -> tuple[Float[Array, "B N T D"], History, Trace]:
-        """The same, with the activations on the way."""
+        keep: bool,
+    ) -> tuple[Float[Array, "B N T D"], History, tuple[Array, tuple[Array, ...]]]:
+        """And the end of the last layer, with what is kept of each layer."""
         length = x.shape[2]
         seen = jnp.concatenate([past.episode, episode], axis=1)
         place = jnp.arange(seen.shape[1])
@@ -188,7 +205,7 @@ class TemporalTransformer(eqx.Module):
         turn = turns(place, x.shape[-1] // self.layers.heads)
         turn_now = jax.tree.map(lambda leaf: leaf[-length:], turn)
 
-        def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, ...]]:
+        def layer(x: Array, given: tuple) -> tuple[Array, tuple]:
             block, old_keys, old_values, dropout = given
             query, key_, value = block.project(x)
             keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
@@ -200,54 +217,49 @@ class TemporalTransformer(eqx.Module):
             middle = block.attended(x, mixed, dropout)
             wide = block.widened(middle)
             after = block.fed(middle, wide, dropout)
-            return after, (keys, values, x, turned, turned_keys, weight, middle, wide)
+            kept = (x, turned, turned_keys, values, weight, middle, wide) if keep else ()
+            return after, (keys, values, kept)
 
         given = (self.layers, past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
-        end, (keys, values, *steps) = jax.lax.scan(layer, x, given)
-        entered, query, turned_keys, weight, middle, wide = steps
-        trace = Trace(entered, query, turned_keys, values, weight, middle, wide, end)
-        return self.norm(end), History(keys, values, seen), trace
+        end, (keys, values, kept) = jax.lax.scan(layer, x, given)
+        return self.norm(end), History(keys, values, seen), (end, kept)
 
-    def no_branches(self, history: History, roots: int, steps: int) -> Branches:
-        """Room for `steps` imagined records after each of `roots` records."""
-        layers, batch, agents, _, heads, size = history.keys.shape
+    def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
+        """The trunk, and room for `steps` imagined records after each of `roots` records."""
+        layers, batch, agents, length, heads, size = history.keys.shape
+        keys = rotate(history.keys, turns(jnp.arange(length), size))
         room = jnp.zeros((layers, batch, agents, roots, steps, heads, size), history.keys.dtype)
-        return Branches(room, room)
+        return Trunk(keys, history.values, history.episode), Branches(room, room)
 
     def branch(
         self,
         x: Float[Array, "B N R D"],
-        history: History,
+        trunk: Trunk,
         last: Int[Array, " R"],
         episode: Int[Array, "B R"],
         branches: Branches,
         step: Int[Array, ""],
     ) -> tuple[Float[Array, "B N R D"], Branches]:
-        """One more record for each root: number `step` after place `last` of the history."""
-        place = jnp.arange(history.episode.shape[1])
+        """One more record for each root: number `step` after place `last` of the trunk."""
+        place = jnp.arange(trunk.episode.shape[1])
         own_place = jnp.arange(branches.keys.shape[4])
         now = last + 1 + step
         shared = _may_see(now, place, self.window) & (place[None, :] <= last[:, None])
-        shared = shared[None] & (episode[:, :, None] == history.episode[:, None, :])
+        shared = shared[None] & (episode[:, :, None] == trunk.episode[:, None, :])
         own = _may_see(step[None], own_place, self.window)
         own = jnp.broadcast_to(own[None], (*shared.shape[:2], own_place.shape[0]))
         mask = jnp.concatenate([shared, own], axis=-1)[:, None]
-        size = x.shape[-1] // self.layers.heads
-        turn, turn_now = turns(place, size), turns(now, size)
-        turn_own = turns(last[:, None] + 1 + own_place[None, :], size)
+        turn = turns(now, x.shape[-1] // self.layers.heads)
 
         def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
             block, keys, values, own_keys, own_values = given
             query, key_, value = block.project(x)
+            query, key_ = rotate(query, turn), rotate(key_, turn)
             own_keys = jax.lax.dynamic_update_index_in_dim(own_keys, key_, step, axis=3)
             own_values = jax.lax.dynamic_update_index_in_dim(own_values, value, step, axis=3)
-            query = rotate(query, turn_now)
-            to_shared = _scores(query, rotate(keys, turn))
+            to_shared = _scores(query, keys)
             to_own = jnp.einsum(
-                "bnrhk,bnrphk->bnhrp",
-                query,
-                rotate(own_keys, turn_own),
-                preferred_element_type=jnp.float32,
+                "bnrhk,bnrphk->bnhrp", query, own_keys, preferred_element_type=jnp.float32
             )
             weight = _weigh(jnp.concatenate([to_shared, to_own], axis=-1), mask, query)
             on_shared, on_own = jnp.split(weight, [place.shape[0]], axis=-1)
@@ -255,7 +267,7 @@ class TemporalTransformer(eqx.Module):
             mixed = mixed + jnp.einsum("bnhrp,bnrphk->bnrhk", on_own, own_values)
             return block.finish(x, mixed, DropoutKeys()), (own_keys, own_values)
 
-        given = (self.layers, history.keys, history.values, branches.keys, branches.values)
+        given = (self.layers, trunk.keys, trunk.values, branches.keys, branches.values)
         x, (keys, values) = jax.lax.scan(layer, x, given)
         return self.norm(x), Branches(keys, values)
 

@@ -2,9 +2,9 @@
 
 h = norm(W y + b) is the widest vector of the model, yet no freer than the output y of the history
 Transformer: with r = 1 / rms(W y + b) and c = [r y; r] it is h = c B, and B is a constant of the
-model. What reads h through a matrix A can read c through B A instead, which is computed once for all
-states, and r comes from y and the Gram matrix of [W; b]. A condensed module computes of [c; z] what
-the given one computes of [h; z].
+model. What reads h through a matrix A can read c through B A instead, which is computed once for
+all states, and r comes from y and the Gram matrix of [W; b]. A condensed module computes of [c; z]
+what the given one computes of [h; z].
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from ..config import LocalConfig
 from ..nn.dists import symlog, unimix
 from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product, spread
-from ..nn.transformer import Branches, History, TemporalTransformer
+from ..nn.transformer import Branches, History, TemporalTransformer, Trunk
 
 
 class Encoder(eqx.Module):
@@ -101,14 +101,14 @@ class Dynamics(eqx.Module):
     def branch(
         self,
         token: Float[Array, "B N R D"],
-        history: History,
+        trunk: Trunk,
         last: Int[Array, " R"],
         episode: Int[Array, "B R"],
         branches: Branches,
         step: Int[Array, ""],
     ) -> tuple[Float[Array, "B N R H"], Branches]:
         """State h of the next imagined record of every root."""
-        x, branches = self.transformer.branch(token, history, last, episode, branches, step)
+        x, branches = self.transformer.branch(token, trunk, last, episode, branches, step)
         return self.state_norm(self.state(x)), branches
 
 

@@ -1,11 +1,18 @@
-"""The recurrence of local states as it is defined: one record after another, differentiated as such."""
+"""The learner as it is defined: record after record, whole states, every alternative predicted."""
+
+import contextlib
 
 import jax
 import jax.numpy as jnp
+import pytest
 
+from majepa import agent
 from majepa.nn.dists import straight_through
 from majepa.nn.transformer import History
+from majepa.world_model import losses, self_fed
+from majepa.world_model.joint import AheadHead
 from majepa.world_model.local import feature
+from majepa.world_model.targets import cosine
 from majepa.world_model.tokens import one_hot_vec, tokens_of
 from majepa.world_model.unroll import Past, Roots, States, run_history, run_joint, sg
 
@@ -95,3 +102,48 @@ def _run(local, joint, record, tokens):
     nothing = joint.temporal.empty(batch, agents, dtype)
     _, joint_history = run_joint(joint, s, record, tokens.episode, nothing)
     return s, history, joint_history
+
+
+def roll_out(frozen, joint, states, record, tokens, past, root, steps, config, key):
+    """A self-fed rollout step by step, its carried state made constant where a chunk begins."""
+    size = config.loss.self_fed_chunk
+    padded = -(-steps // size) * size
+    z = jax.nn.one_hot(states.latent[root.row, root.time], frozen.posterior.classes)
+    noise = jax.random.gumbel(key, (padded, *z.shape))[:steps]
+    present, episode = record.present[root.row, root.time], tokens.episode[root.row, root.time]
+    actions = jax.nn.one_hot(
+        self_fed._recorded_actions(record, root, steps), record.legal.shape[-1]
+    )
+    h, alive = sg(states.h[root.row, root.time]), record.alive[root.row, root.time]
+    histories = self_fed._histories(joint, states, record, tokens, past, root)
+    state, steps_taken = self_fed._State(h, z, alive, *histories), []
+    for k in range(steps):
+        state = sg(state) if k % size == 0 else state
+        given = self_fed._Given(actions[k], noise[k])
+        state, predicted = self_fed._step(frozen, joint, present, episode, state, given)
+        steps_taken.append(predicted)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *steps_taken)
+
+
+def similarities(head, u, tail, target):
+    """Each alternative predicted, then compared."""
+    others = [head(u, tail.at[..., -1].set(action)) for action in range(head.num_actions)]
+    return cosine(jnp.stack(others, axis=-2), target[..., None, :])
+
+
+@contextlib.contextmanager
+def plainly():
+    """The learner without any saving."""
+
+    def same(module, basis):
+        return module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "infer", infer)
+        patch.setattr(losses, "rebuild_context", rebuild_context)
+        patch.setattr(self_fed, "_roll_out", roll_out)
+        patch.setattr(AheadHead, "similarities", similarities)
+        patch.setattr(agent, "reinfer", reinfer)
+        for name in ("local", "joint", "actor", "critic"):
+            patch.setattr(agent, f"condense_{name}", same)
+        yield
