@@ -14,6 +14,7 @@ from .algorithm import Algorithm, Experience
 from .collect import Collected, Counts, Health, Stream, check_health, collect
 from .envs.base import Env, EnvError
 from .log import Clock
+from .packing import packed
 
 
 class RunState(NamedTuple):
@@ -107,7 +108,7 @@ def _collect(
     together: bool,
 ) -> Collected:  # fmt: skip
     one = functools.partial(collect, algorithm, env, rows=algorithm.cadence.rows)
-    return (jax.vmap(one) if together else one)(learner, stream, key)
+    return (packed(one) if together else one)(learner, stream, key)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, static_argnames="together")
@@ -115,7 +116,7 @@ def _update(
     algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, "..."], *, together: bool
 ) -> tuple[Any, Mapping[str, Array]]:
     one = algorithm.update
-    return (jax.vmap(one) if together else one)(learner, data, key)
+    return (packed(one) if together else one)(learner, data, key)
 
 
 @functools.partial(jax.jit, static_argnames="together")
@@ -126,4 +127,4 @@ def _batch_keys(
         key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
         return key_collect, key_update
 
-    return (jax.vmap(one) if together else one)(key, update)
+    return (packed(one) if together else one)(key, update)

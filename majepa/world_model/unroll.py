@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..nn.dists import sample_index, straight_through
 from ..nn.transformer import History
+from ..packing import least
 from ..replay import Record, Sequence
 from .joint import JointModel
 from .local import Dynamics, Encoder, LocalModel, Posterior, feature
@@ -225,7 +226,7 @@ def _reinfer_latents(
         return history.last(window - 1), index, latent.at[:, t].set(index)
 
     reset = jnp.where(record.is_first[:, : context + 1], jnp.arange(context + 1)[None], 0)
-    begin = jnp.min(jnp.max(reset, axis=1))
+    begin = least(jnp.min(jnp.max(reset, axis=1)))
     batch, agents = record.alive.shape[0], record.alive.shape[2]
     nothing = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
     z_before = jnp.take(stored.z_before, begin, axis=1)
