@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -36,10 +36,6 @@ Kind = Literal["training", "stopped", "final"]
 """Of an evaluation: on the way, at an early stop, at the end of the budget."""
 
 
-class TrainError(RuntimeError):
-    """Training cannot go on; the message says why and where the last good state is."""
-
-
 class Score(NamedTuple):
     """Of an evaluation with argmax actions; the larger is the better one."""
 
@@ -58,6 +54,13 @@ class Result:
     argmax: Evaluation | None
     """Of the last checkpoint; none if the run was interrupted."""
     sampled: Evaluation | None
+
+
+class TrainError(RuntimeError):
+    """Training cannot go on; the message says why and where the last good state is."""
+
+    results: Sequence[Result] = ()
+    """Of the other runs of the same program, which went on to their ends."""
 
 
 class Run:
