@@ -121,6 +121,7 @@ def evaluate(
     from .evaluation import EVALUATION_SEED
     from .log import describe
 
+    _keep_programs()
     chosen = EVALUATION_SEED if seed is None else seed
     result = judge(run, episodes=episodes, seed=chosen, checkpoint=checkpoint)
     if as_json:
@@ -242,6 +243,7 @@ def train(arguments: Sequence[str]) -> None:
     command = parse_train(arguments)
     from .training import TrainError, train_together
 
+    _keep_programs()
     configs = _configs(command)
     seconds = None if command.minutes is None else 60 * command.minutes
     try:
@@ -259,6 +261,14 @@ def train(arguments: Sequence[str]) -> None:
     print_result(results[0], command.config)
     if results[0].argmax is not None:
         print_pages(results[0].folder)
+
+
+def _keep_programs() -> None:
+    from .program_cache import keep_programs
+
+    reason = keep_programs()
+    if reason:
+        print(f"majepa: compiled programs are not kept: {reason}", file=sys.stderr)
 
 
 def _configs(command: TrainCommand) -> list[TrainConfig]:

@@ -27,6 +27,7 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr(loop, "make_env", lambda _: CountingEnv())
     monkeypatch.setattr(loop, "make_algorithm", lambda *_: FakeAlgorithm())
     monkeypatch.setattr(cli, "record_battle", unwatchable)
+    monkeypatch.setattr(cli, "_keep_programs", lambda: None)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
