@@ -14,6 +14,7 @@ from .algorithm import Algorithm, Experience
 from .collect import Collected, Counts, Health, Stream, check_health, collect
 from .envs.base import Env, EnvError
 from .log import Clock
+from .memory import Need, need_of
 from .packing import packed
 
 
@@ -63,6 +64,19 @@ class Lanes:
         """One run by itself."""
         learner, stream, key = self._of(lane, (self._learner, self._stream, self._key))
         return RunState(learner, stream, key, self.transitions[lane], self.updates[lane])
+
+    def need(self) -> Need | None:
+        """Compile the program that learns, once for the run, and say what it will take."""
+        together = not self._is_one
+        with self.clock.measure("compiling", "update"):
+            gathered = jax.eval_shape(
+                functools.partial(_collect, self.algorithm, self.env, together=together),
+                self._learner, self._stream, self._key,
+            )  # fmt: skip
+            program = _update.lower(
+                self.algorithm, self._learner, gathered.data, self._key, together=together
+            ).compile()
+        return need_of(program.memory_analysis(), self._learner, self._stream)
 
     def advance(self, active: Sequence[int]) -> dict[int, News]:
         """Collect a batch for each run, look at it, and learn from it."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 from rich.console import Console
 
-from . import checkpoint
+from . import checkpoint, machine
 from .algorithm import Algorithm
 from .collect import begin
 from .config import ConfigError, MajepaConfig, MappoConfig, MatConfig, QmixConfig, TrainConfig
@@ -28,6 +28,7 @@ from .envs.make import make_env
 from .interrupt import interruptible
 from .lanes import Lanes, RunState
 from .log import Clock, cut_back
+from .memory import Need, bytes_of, require_room
 from .progress import clock_time
 from .run import INTERRUPTED, Result, Run, Score, TrainError, batch_size, has_budget
 from .run_folder import (
@@ -121,6 +122,9 @@ def _train(
     console: Console,
 ) -> list[Result]:
     """The runs of all plans; several share a program."""
+    there, first = machine.device_memory(), plans[0].config
+    held = len(plans) * bytes_of(run_shapes(first, algorithm, env))
+    require_room(Need(held, 0), there, first, len(plans))
     for config, folder, resume in plans:
         if resume:
             reclaim(folder, config, env.spec)
@@ -151,6 +155,12 @@ def _train(
         clock.on_phase = runs[0].progress.phase
         lanes = Lanes(algorithm, env, [start.state for start in starts], clock)
         del starts
+        if any(run.has_budget(now) for run, now in zip(runs, lanes.transitions, strict=True)):
+            need = lanes.need()
+            if need is not None:
+                require_room(need, there, first, len(runs))
+                for run in runs:
+                    run.plan(need, there)
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
 
 
