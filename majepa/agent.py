@@ -24,6 +24,7 @@ from .nn.dists import sample_each
 from .nn.layers import cast
 from .nn.optim import Moments, Optimizer, apply_update, follow, is_finite
 from .nn.transformer import History
+from .packing import if_wanted, most
 from .policy.actor import Actor
 from .policy.critic import Critic
 from .policy.ppo import (
@@ -244,12 +245,12 @@ class Majepa:
 
         def call(number: Int[Array, ""], carry: tuple[Learner, Totals]) -> tuple[Learner, Totals]:
             learner, totals = carry
-            learner, counted = self._call(learner, jax.random.fold_in(key, number))
+            learner, counted = self._call(learner, jax.random.fold_in(key, number), number < calls)
             return learner, jax.tree.map(jnp.add, totals, counted)
 
-        shapes = jax.eval_shape(self._call, state, key)[1]
+        shapes = jax.eval_shape(self._call, state, key, calls > 0)[1]
         totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        state, totals = jax.lax.fori_loop(0, calls, call, (state, totals))
+        state, totals = jax.lax.fori_loop(0, most(calls), call, (state, totals))
         metrics = diagnostics.mean(totals, calls) | {
             "learner/calls": state.calls.astype(jnp.float32),
             "learner/replay_rows": jnp.minimum(replay.inserted, replay.rows).astype(jnp.float32),
@@ -257,34 +258,45 @@ class Majepa:
         }
         return state, metrics
 
-    def call(self, learner: Learner, key: Key[Array, ""]) -> tuple[Learner, Totals]:
-        """One learner call, in the paper's order."""
-        config = self.config
+    def call(
+        self, learner: Learner, key: Key[Array, ""], wanted: Bool[Array, ""]
+    ) -> tuple[Learner, Totals]:
+        """One learner call, in the paper's order; one that is not wanted changes nothing."""
+        config, before, replay = self.config, learner._replace(replay=None), learner.replay
         key_model_view, key_behaviour_view, key_model, key_behaviour = jax.random.split(key, 4)
-        model_view = sample(learner.replay, config.replay, config.context, key_model_view)
-        behaviour_view = sample(learner.replay, config.replay, config.context, key_behaviour_view)
+        model_view = sample(replay, config.replay, config.context, key_model_view)
+        behaviour_view = sample(replay, config.replay, config.context, key_behaviour_view)
 
-        bad_before = learner.nonfinite
-        learner, fresh, model_metrics = self.train_model(learner, model_view, key_model)
-        active = learner.calls >= config.collect.model_only_calls
+        trained, fresh, model_metrics = self.train_model(before, model_view, key_model)
+        learner = if_wanted(wanted, trained, before)
+        active = wanted & (learner.calls >= config.collect.model_only_calls)
         params, optimizers, refreshed, behaviour_metrics = jax.lax.cond(
-            active, self._train_behaviour, self._leave_behaviour,
+            most(active), self._train_behaviour, self._leave_behaviour,
             learner.params, learner.optimizers, behaviour_view, key_behaviour,
         )  # fmt: skip
-        replay = learner.replay
         if config.replay.write_back == "model":
-            replay = write_back(replay, model_view, fresh, config.context)
+            replay = write_back(replay, model_view, fresh, config.context, wanted)
         if config.replay.write_back == "behaviour":
-            replay = write_back(replay, behaviour_view, refreshed, config.context)
+            replay = write_back(replay, behaviour_view, refreshed, config.context, active)
         all_taken = behaviour_metrics["finite/actor"] * behaviour_metrics["finite/critic"] == 1
-        learner = learner._replace(
-            params=params,
-            optimizers=optimizers,
-            replay=replay,
-            calls=learner.calls + 1,
-            nonfinite=jnp.where(active & ~all_taken, bad_before + 1, learner.nonfinite),
+        (actor, critic), (actor_state, critic_state) = if_wanted(
+            active,
+            (params[2:], optimizers[2:]),
+            (learner.params[2:], learner.optimizers[2:]),
         )
-        return learner, Totals(model_metrics, behaviour_metrics, active.astype(jnp.float32))
+        learner = learner._replace(
+            params=learner.params._replace(actor=actor, critic=critic),
+            optimizers=learner.optimizers._replace(actor=actor_state, critic=critic_state),
+            replay=replay,
+            calls=learner.calls + wanted,
+            nonfinite=jnp.where(active & ~all_taken, before.nonfinite + 1, learner.nonfinite),
+        )
+        nothing = jax.tree.map(jnp.zeros_like, (model_metrics, behaviour_metrics))
+        return learner, Totals(
+            if_wanted(wanted, model_metrics, nothing[0]),
+            if_wanted(active, behaviour_metrics, nothing[1]),
+            active.astype(jnp.float32),
+        )
 
     def train_model(
         self, learner: Learner, view: Sequence, key: Key[Array, ""]

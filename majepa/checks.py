@@ -174,6 +174,18 @@ def check_variables(variables: Mapping[str, str]) -> list[Check]:
     return found or [Check("variables", "ok", "none that changes what JAX does")]
 
 
+def check_cache(folder: Path | None, unusable: str | None, held: int) -> Check:
+    """Where compiled programs are kept; `held`: bytes of those that are there."""
+    if folder is None:
+        fix = "unset JAX_COMPILATION_CACHE_DIR and JAX_ENABLE_COMPILATION_CACHE to keep them"
+        return Check("compiled programs", "note", "not kept: every run compiles anew", fix)
+    if unusable:
+        fix = "JAX_COMPILATION_CACHE_DIR names another folder"
+        return Check("compiled programs", "note", f"not kept: {unusable}", fix)
+    seen = f"kept in {folder} ({in_bytes(held)}), which may be removed at any time"
+    return Check("compiled programs", "ok", seen)
+
+
 def check_host_memory(memory: Memory | None) -> Check:
     if memory is None:
         return Check("host memory", "note", "this system does not say how much there is")

@@ -14,6 +14,8 @@ from .algorithm import Algorithm, Experience
 from .collect import Collected, Counts, Health, Stream, check_health, collect
 from .envs.base import Env, EnvError
 from .log import Clock
+from .memory import Need, need_of
+from .packing import packed
 
 
 class RunState(NamedTuple):
@@ -63,6 +65,19 @@ class Lanes:
         learner, stream, key = self._of(lane, (self._learner, self._stream, self._key))
         return RunState(learner, stream, key, self.transitions[lane], self.updates[lane])
 
+    def need(self) -> Need | None:
+        """Compile the program that learns, once for the run, and say what it will take."""
+        together = not self._is_one
+        with self.clock.measure("compiling", "update"):
+            gathered = jax.eval_shape(
+                functools.partial(_collect, self.algorithm, self.env, together=together),
+                self._learner, self._stream, self._key,
+            )  # fmt: skip
+            program = _update.lower(
+                self.algorithm, self._learner, gathered.data, self._key, together=together
+            ).compile()
+        return need_of(program.memory_analysis(), self._learner, self._stream)
+
     def advance(self, active: Sequence[int]) -> dict[int, News]:
         """Collect a batch for each run, look at it, and learn from it."""
         algorithm, env, is_one = self.algorithm, self.env, self._is_one
@@ -107,7 +122,7 @@ def _collect(
     together: bool,
 ) -> Collected:  # fmt: skip
     one = functools.partial(collect, algorithm, env, rows=algorithm.cadence.rows)
-    return (jax.vmap(one) if together else one)(learner, stream, key)
+    return (packed(one) if together else one)(learner, stream, key)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, static_argnames="together")
@@ -115,7 +130,7 @@ def _update(
     algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, "..."], *, together: bool
 ) -> tuple[Any, Mapping[str, Array]]:
     one = algorithm.update
-    return (jax.vmap(one) if together else one)(learner, data, key)
+    return (packed(one) if together else one)(learner, data, key)
 
 
 @functools.partial(jax.jit, static_argnames="together")
@@ -126,4 +141,4 @@ def _batch_keys(
         key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
         return key_collect, key_update
 
-    return (jax.vmap(one) if together else one)(key, update)
+    return (packed(one) if together else one)(key, update)

@@ -40,8 +40,8 @@ def new_folder(config: TrainConfig, parent: Path = Path("runs")) -> Path:
     raise AssertionError("counting does not end")
 
 
-def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
-    """Make a folder this run's own; a folder that holds anything else is left as it is."""
+def require_free(folder: Path) -> None:
+    """Refuse a folder that holds anything."""
     if (folder / CONFIG).exists():
         raise FileExistsError(
             f"{folder} holds a run already; continue it with `majepa train --resume {folder}`, "
@@ -49,6 +49,11 @@ def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is not an empty folder; name another one for this run")
+
+
+def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
+    """Make a folder this run's own; a folder that holds anything else is left as it is."""
+    require_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / VERSIONS, versions(spec))
     _write_json(folder / CONFIG, to_json(config))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
-
-import jax
 
 from .checks import RunSize
 from .config import TrainConfig
 from .envs.make import make_env
+from .memory import bytes_of
 from .training import RunState, make_algorithm, run_shapes
 
 PART_OF: Mapping[str, str] = {
@@ -40,12 +38,8 @@ def state_size(state: RunState) -> RunSize:
     """Of a state, whose leaves may be shapes alone."""
     parts: Counter[str] = Counter()
     for field, value in state.learner._asdict().items():
-        parts[PART_OF.get(field, "other")] += _bytes(value)
-    parts["environments"] = _bytes(state.stream)
-    parts["other"] += _bytes((state.key, state.transitions, state.updates))
+        parts[PART_OF.get(field, "other")] += bytes_of(value)
+    parts["environments"] = bytes_of(state.stream)
+    parts["other"] += bytes_of((state.key, state.transitions, state.updates))
     replay = getattr(state.learner, "replay", None)
     return RunSize(dict(parts), 0 if replay is None else replay.num_rows)
-
-
-def _bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

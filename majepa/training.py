@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 from rich.console import Console
 
-from . import checkpoint
+from . import checkpoint, machine
 from .algorithm import Algorithm
 from .collect import begin
 from .config import ConfigError, MajepaConfig, MappoConfig, MatConfig, QmixConfig, TrainConfig
@@ -28,6 +28,7 @@ from .envs.make import make_env
 from .interrupt import interruptible
 from .lanes import Lanes, RunState
 from .log import Clock, cut_back
+from .memory import Need, bytes_of, require_room
 from .progress import clock_time
 from .run import INTERRUPTED, Result, Run, Score, TrainError, batch_size, has_budget
 from .run_folder import (
@@ -40,6 +41,7 @@ from .run_folder import (
     new_folder,
     newest_checkpoint,
     reclaim,
+    require_free,
     sweep,
 )
 from .sinks import require_packages
@@ -73,12 +75,20 @@ def train(
 
 
 def train_together(
-    configs: Sequence[TrainConfig], folders: Sequence[Path], *, console: Console | None = None
+    configs: Sequence[TrainConfig],
+    folders: Sequence[Path] | None = None,
+    *,
+    resume: bool | None = None,
+    stop_after_seconds: float | None = None,
+    env: Env | None = None,
+    console: Console | None = None,
 ) -> list[Result]:
     """Train runs that differ in nothing but their seed in one program, each in its own folder.
 
-    A folder that holds a run already goes on with it. Each run does what it would do alone, up to
-    the rounding of a batched program. A run that has ended waits for the others.
+    Without `folders` each run gets a new one under `runs/`. `resume` goes on with all of them or
+    with none; if it is not said, with those whose folder holds a run already. Each run does what it
+    would do alone, up to the rounding of a batched program. A run that has ended waits for the
+    others, and one that fails leaves them alone: `results` of the error are theirs.
     """
     first = configs[0]
     for config in configs:
@@ -86,14 +96,16 @@ def train_together(
             raise ConfigError("runs that are trained together may differ in their seed alone")
     if len({config.seed for config in configs}) < len(configs):
         raise ConfigError("runs that are trained together need seeds of their own")
-    env = make_env(first.env)
+    env = env or make_env(first.env)
     algorithm = make_algorithm(first, env.spec)
     require_possible(first, algorithm)
+    if folders is None:
+        folders = [new_folder(config) for config in configs]
     plans = [
-        _Plan(config, folder, (folder / CONFIG).exists())
+        _Plan(config, folder, (folder / CONFIG).exists() if resume is None else resume)
         for config, folder in zip(configs, folders, strict=True)
     ]
-    return _train(plans, env, algorithm, (None, None), console or Console())
+    return _train(plans, env, algorithm, (stop_after_seconds, None), console or Console())
 
 
 class _Plan(NamedTuple):
@@ -110,9 +122,16 @@ def _train(
     console: Console,
 ) -> list[Result]:
     """The runs of all plans; several share a program."""
+    there, first = machine.device_memory(), plans[0].config
+    held = len(plans) * bytes_of(run_shapes(first, algorithm, env))
+    require_room(Need(held, 0), there, first, len(plans))
     for config, folder, resume in plans:
         if resume:
             reclaim(folder, config, env.spec)
+        else:
+            require_free(folder)
+    for config, folder, resume in plans:
+        if resume:
             sweep(folder)
         else:
             claim(folder, config, env.spec)
@@ -130,9 +149,18 @@ def _train(
             run = Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best)
             runs.append(opened.enter_context(run))
             run.announce(start.state, plan.resume)
+        if len(runs) > 1:
+            seeds = ", ".join(str(plan.config.seed) for plan in plans)
+            runs[0].progress.say(f"one program for seeds {seeds}; progress is that of the first")
         clock.on_phase = runs[0].progress.phase
         lanes = Lanes(algorithm, env, [start.state for start in starts], clock)
         del starts
+        if any(run.has_budget(now) for run, now in zip(runs, lanes.transitions, strict=True)):
+            need = lanes.need()
+            if need is not None:
+                require_room(need, there, first, len(runs))
+                for run in runs:
+                    run.plan(need, there)
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
 
 
@@ -270,16 +298,20 @@ def _loop(runs: Sequence[Run], lanes: Lanes, limits: _Limits) -> list[Result]:
             if stopped or not run.has_budget(now):
                 results[lane] = run.end(lanes[lane], stopped)
     if failed:
-        raise _failure(runs, failed)
+        raise _failure(runs, failed, list(results.values()))
     return [results[lane] for lane in range(len(runs))]
 
 
-def _failure(runs: Sequence[Run], failed: Mapping[int, Exception]) -> Exception:
+def _failure(
+    runs: Sequence[Run], failed: Mapping[int, Exception], others: Sequence[Result]
+) -> Exception:
     """Of one run its own error; of several what each of them met."""
     if len(runs) == 1:
         return failed[0]
     what = "; ".join(f"{runs[lane].folder.name}: {error}" for lane, error in failed.items())
-    return TrainError(f"{len(failed)} of {len(runs)} runs trained together failed: {what}")
+    error = TrainError(f"{len(failed)} of {len(runs)} runs trained together failed: {what}")
+    error.results = others
+    return error
 
 
 def _fresh(config: TrainConfig, algorithm: Algorithm, env: Env) -> Callable[[], RunState]:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..nn.dists import straight_through
 from ..nn.transformer import History
+from ..packing import least
 from ..replay import Record, Sequence
 from .condense import Basis, condense_local
 from .joint import JointModel
@@ -116,10 +117,10 @@ def rebuild_context(
 
 
 def first_needed(record: Record, context: int) -> Int[Array, ""]:
-    """The earliest record that a learning record of any sequence can remember."""
+    """The earliest record that a learning record of any sequence, of any run, can remember."""
     place = jnp.arange(context + 1)[None]
     begin = jnp.max(jnp.where(record.is_first[:, : context + 1], place, 0), axis=1)
-    return jnp.min(begin)
+    return least(jnp.min(begin))
 
 
 def infer(

@@ -32,6 +32,7 @@ from majepa.world_model.tokens import tokens_of
 
 CONTEXT, LOCAL = DEBUG.context, DEBUG.local
 ACTIONS, AGENTS, OBSERVATION = 5, 3, 6
+YES = jnp.asarray(True)
 
 
 def assert_close(one: Any, other: Any, share: float = 1e-5) -> None:
@@ -210,9 +211,9 @@ def test_a_learner_call_is_the_plain_one():
     config = dataclasses.replace(DEBUG, collect=collect, optimizer=rates)
     algorithm = Majepa(config, spec, steps=400)
     learner = warm(algorithm)
-    got, metrics = jit(Majepa(config, spec, steps=400).call)(learner, jax.random.key(2))
+    got, metrics = jit(Majepa(config, spec, steps=400).call)(learner, jax.random.key(2), YES)
     with plain.plainly():
-        expected, plain_metrics = jit(algorithm.call)(learner, jax.random.key(2))
+        expected, plain_metrics = jit(algorithm.call)(learner, jax.random.key(2), YES)
     np.testing.assert_array_equal(got.replay.stored.latent, expected.replay.stored.latent)
     assert_close(expected.params, got.params)
     assert_close(plain_metrics, metrics, 1e-4)
