@@ -15,7 +15,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from . import diagnostics
-from .algorithm import Alone, Cadence, Decision, Experience, Metrics, agent_keys
+from .algorithm import (
+    Alone,
+    Cadence,
+    Decision,
+    Device,
+    Experience,
+    HostUpdate,
+    Metrics,
+    agent_keys,
+    without_replay,
+)
 from .config import MajepaConfig
 from .diagnostics import Epoch, Totals
 from .envs.base import EnvSpec, TimeStep
@@ -83,6 +93,21 @@ class Learner(NamedTuple):
     calls: Int[Array, ""]
     nonfinite: Int[Array, ""]
     """Calls in a row in which some step was not finite and was left out."""
+
+
+class Views(NamedTuple):
+    """What a call is given of the replay."""
+
+    model: Sequence
+    behaviour: Sequence
+
+
+class Fresh(NamedTuple):
+    """Latents that a call inferred for the learning records of one view."""
+
+    latent: Int[Array, "B L N S"]
+    wanted: Bool[Array, ""]
+    """Whether they are to be stored."""
 
 
 class Executor(eqx.Module):
@@ -233,15 +258,10 @@ class Majepa:
         self, state: Learner, data: Experience, key: Key[Array, ""]
     ) -> tuple[Learner, Metrics]:
         """Insert new rows, then make the learner calls they earned; metrics are their means."""
-        collect = self.config.collect
-        new = jnp.sum(~data.rows.step.is_first, dtype=jnp.int32)
-        transitions = state.transitions + new
+        config = self.config
         replay = insert(state.replay, data.rows, data.rows.kept)
-        enough = num_starts(replay, self.config.context, self.config.replay.learning) > 0
-        earning = (transitions > collect.prefill) & enough
-        due = state.due + jnp.where(earning, new * self.config.calls_per_transition, 0.0)
-        calls = jnp.floor(due).astype(jnp.int32)
-        state = state._replace(replay=replay, transitions=transitions, due=due - calls)
+        enough = num_starts(replay, config.context, config.replay.learning) > 0
+        state, calls = self.owe(state._replace(replay=replay), data, enough)
 
         def call(number: Int[Array, ""], carry: tuple[Learner, Totals]) -> tuple[Learner, Totals]:
             learner, totals = carry
@@ -251,33 +271,69 @@ class Majepa:
         shapes = jax.eval_shape(self._call, state, key, calls > 0)[1]
         totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         state, totals = jax.lax.fori_loop(0, most(calls), call, (state, totals))
-        metrics = diagnostics.mean(totals, calls) | {
+        rows = jnp.minimum(replay.inserted, replay.rows)
+        return state, self.report(state, totals, calls, rows)
+
+    def owe(
+        self, state: Learner, data: Experience, enough: Bool[Array, ""]
+    ) -> tuple[Learner, Int[Array, ""]]:
+        """Count new transitions, and the calls that they earn once there is enough to sample."""
+        collect = self.config.collect
+        new = jnp.sum(~data.rows.step.is_first, dtype=jnp.int32)
+        transitions = state.transitions + new
+        earning = (transitions > collect.prefill) & enough
+        due = state.due + jnp.where(earning, new * self.config.calls_per_transition, 0.0)
+        calls = jnp.floor(due).astype(jnp.int32)
+        return state._replace(transitions=transitions, due=due - calls), calls
+
+    def report(
+        self, state: Learner, totals: Totals, calls: Int[Array, ""], rows: Int[Array, ""]
+    ) -> Metrics:
+        return diagnostics.mean(totals, calls) | {
             "learner/calls": state.calls.astype(jnp.float32),
-            "learner/replay_rows": jnp.minimum(replay.inserted, replay.rows).astype(jnp.float32),
+            "learner/replay_rows": rows.astype(jnp.float32),
             "nonfinite_in_a_row": state.nonfinite.astype(jnp.float32),
         }
-        return state, metrics
 
     def call(
         self, learner: Learner, key: Key[Array, ""], wanted: Bool[Array, ""]
     ) -> tuple[Learner, Totals]:
         """One learner call, in the paper's order; one that is not wanted changes nothing."""
-        config, before, replay = self.config, learner._replace(replay=None), learner.replay
-        key_model_view, key_behaviour_view, key_model, key_behaviour = jax.random.split(key, 4)
-        model_view = sample(replay, config.replay, config.context, key_model_view)
-        behaviour_view = sample(replay, config.replay, config.context, key_behaviour_view)
+        replay = learner.replay
+        views = self.draw(replay, key)
+        learner, fresh, totals = self.learn(without_replay(learner), views, key, wanted)
+        return learner._replace(replay=self.store(replay, views, fresh)), totals
 
-        trained, fresh, model_metrics = self.train_model(before, model_view, key_model)
+    def draw(self, replay: Replay, key: Key[Array, ""]) -> Views:
+        """What a call learns from."""
+        config = self.config
+        key_model, key_behaviour, _, _ = jax.random.split(key, 4)
+        return Views(
+            sample(replay, config.replay, config.context, key_model),
+            sample(replay, config.replay, config.context, key_behaviour),
+        )
+
+    def store(self, replay: Replay, views: Views, fresh: Fresh) -> Replay:
+        """Latents that a call inferred anew, in the place of those that it was given."""
+        where = self.config.replay.write_back
+        if where == "none":
+            return replay
+        view = views.model if where == "model" else views.behaviour
+        return write_back(replay, view, fresh.latent, self.config.context, fresh.wanted)
+
+    def learn(
+        self, before: Learner, views: Views, key: Key[Array, ""], wanted: Bool[Array, ""]
+    ) -> tuple[Learner, Fresh, Totals]:
+        """A call of a learner without its replay."""
+        config = self.config
+        _, _, key_model, key_behaviour = jax.random.split(key, 4)
+        trained, fresh, model_metrics = self.train_model(before, views.model, key_model)
         learner = if_wanted(wanted, trained, before)
         active = wanted & (learner.calls >= config.collect.model_only_calls)
         params, optimizers, refreshed, behaviour_metrics = jax.lax.cond(
             most(active), self._train_behaviour, self._leave_behaviour,
-            learner.params, learner.optimizers, behaviour_view, key_behaviour,
+            learner.params, learner.optimizers, views.behaviour, key_behaviour,
         )  # fmt: skip
-        if config.replay.write_back == "model":
-            replay = write_back(replay, model_view, fresh, config.context, wanted)
-        if config.replay.write_back == "behaviour":
-            replay = write_back(replay, behaviour_view, refreshed, config.context, active)
         all_taken = behaviour_metrics["finite/actor"] * behaviour_metrics["finite/critic"] == 1
         (actor, critic), (actor_state, critic_state) = if_wanted(
             active,
@@ -287,16 +343,22 @@ class Majepa:
         learner = learner._replace(
             params=learner.params._replace(actor=actor, critic=critic),
             optimizers=learner.optimizers._replace(actor=actor_state, critic=critic_state),
-            replay=replay,
             calls=learner.calls + wanted,
             nonfinite=jnp.where(active & ~all_taken, before.nonfinite + 1, learner.nonfinite),
         )
+        is_model = config.replay.write_back == "model"
         nothing = jax.tree.map(jnp.zeros_like, (model_metrics, behaviour_metrics))
-        return learner, Totals(
+        totals = Totals(
             if_wanted(wanted, model_metrics, nothing[0]),
             if_wanted(active, behaviour_metrics, nothing[1]),
             active.astype(jnp.float32),
         )
+        return learner, Fresh(fresh, wanted) if is_model else Fresh(refreshed, active), totals
+
+    def host_update(self, host: Device, device: Device) -> HostUpdate:
+        from .host_replay import HostReplay
+
+        return HostReplay(self, host, device)
 
     def train_model(
         self, learner: Learner, view: Sequence, key: Key[Array, ""]

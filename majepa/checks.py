@@ -54,6 +54,8 @@ class RunSize:
     """Bytes by part."""
     replay_rows: int
     """Rows that the replay holds over all environments; 0 without a replay."""
+    may_leave: bool = False
+    """Whether the replay goes to the host where the device cannot hold it."""
 
     @property
     def total(self) -> int:
@@ -212,7 +214,12 @@ def check_run_memory(
     if on_device:
         available = min(memory.available for memory in on_device)
         seen = f"{what}; {in_bytes(available)} available on the device; {on_the_way}"
-        checks.append(_fits("run memory", seen, size, available, smaller_preset, spare=2))
+        rest = size.total - size.parts.get("replay", 0)
+        if size.may_leave and rest <= available < size.total:
+            seen += "; the replay will lie in the host's memory, which is slower"
+            checks.append(Check("run memory", "note", seen))
+        else:
+            checks.append(_fits("run memory", seen, size, available, smaller_preset, spare=2))
     if host is not None:
         seen = f"{saved}; {in_bytes(host.available)} available on the host"
         room = host.available // COPIES

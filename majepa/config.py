@@ -164,6 +164,9 @@ class ReplayConfig:
     """Of the recency distribution, per start."""
     write_back: Literal["none", "model", "behaviour"] = "model"
     """Which view's freshly inferred latents replace the stored ones."""
+    place: Literal["auto", "device", "host"] = "auto"
+    """Whose memory holds it; `auto` is the host's if it does not fit beside the rest of the state
+    on the device. Results do not depend on it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,6 +61,8 @@ def require_room(need: Need, there: Memory | None, config: TrainConfig, runs: in
             f"a smaller `--algo.replay.capacity` (now {capacity})",
             "`--preset small`",
         ]
+        if runs == 1 and config.algo.replay.place == "device":
+            knobs.append("`--algo.replay.place host`")
     else:
         knobs += ["a smaller `--algo.num-envs`", "`--preset tuned`"]
     raise ConfigError(

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from . import checkpoint, machine
-from .algorithm import Algorithm
+from .algorithm import Algorithm, without_replay
 from .checks import Memory, in_bytes
 from .collect import Counts
 from .config import AlgorithmConfig, MajepaConfig, TrainConfig
@@ -174,7 +174,7 @@ class Run:
         for greedy in (True, False):
             with self.clock.measure("evaluating", f"evaluate {episodes}"):
                 result = evaluate(
-                    self.algorithm, self.env, state.learner,
+                    self.algorithm, self.env, without_replay(state.learner),
                     episodes=episodes, key=jax.random.key(EVALUATION_SEED), greedy=greedy,
                 )  # fmt: skip
             results.append(result)

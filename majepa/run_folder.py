@@ -22,6 +22,8 @@ VERSIONS = "versions.json"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 CHECKPOINT = Path("checkpoints") / "last.safetensors"
+REPLAY_PLACE = "algo.replay.place"
+"""A setting of the machine, not of the run: it may change from one resume to the next."""
 BEST = Path("checkpoints") / "best.safetensors"
 """At the best evaluation so far; the result of a run is that of the last one all the same."""
 
@@ -63,6 +65,8 @@ def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
     """Make sure that a folder holds this very run, in the world that it began in."""
     stored = read_config(folder)
     for name, before, now in differences(to_json(stored), to_json(config)):
+        if name == REPLAY_PLACE:
+            continue
         raise ConfigError(
             f"{folder} was started with {name} = {before!r}, not {now!r}; "
             "a run continues with its own settings"

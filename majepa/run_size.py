@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
 from .checks import RunSize
-from .config import TrainConfig
+from .config import MajepaConfig, TrainConfig
 from .envs.make import make_env
 from .memory import bytes_of
 from .training import RunState, make_algorithm, run_shapes
@@ -31,7 +32,9 @@ PART_OF: Mapping[str, str] = {
 def run_size(config: TrainConfig) -> RunSize:
     """Of the run that a config describes. What its learner computes on the way comes on top."""
     env = make_env(config.env)
-    return state_size(run_shapes(config, make_algorithm(config, env.spec), env))
+    size = state_size(run_shapes(config, make_algorithm(config, env.spec), env))
+    may_leave = isinstance(config.algo, MajepaConfig) and config.algo.replay.place != "device"
+    return dataclasses.replace(size, may_leave=may_leave)
 
 
 def state_size(state: RunState) -> RunSize:

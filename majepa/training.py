@@ -20,7 +20,8 @@ from jaxtyping import Array, Key
 from rich.console import Console
 
 from . import checkpoint, machine
-from .algorithm import Algorithm
+from .algorithm import Algorithm, Device, HostReplayed, HostUpdate, without_replay
+from .checks import Memory
 from .collect import begin
 from .config import ConfigError, MajepaConfig, MappoConfig, MatConfig, QmixConfig, TrainConfig
 from .envs.base import Env, EnvError, EnvSpec
@@ -123,21 +124,16 @@ def _train(
 ) -> list[Result]:
     """The runs of all plans; several share a program."""
     there, first = machine.device_memory(), plans[0].config
-    held = len(plans) * bytes_of(run_shapes(first, algorithm, env))
-    require_room(Need(held, 0), there, first, len(plans))
-    for config, folder, resume in plans:
-        if resume:
-            reclaim(folder, config, env.spec)
-        else:
-            require_free(folder)
-    for config, folder, resume in plans:
-        if resume:
-            sweep(folder)
-        else:
-            claim(folder, config, env.spec)
+    shapes = run_shapes(first, algorithm, env)
+    host_update = _host_update(first, algorithm, len(plans), bytes_of(shapes), there)
+    if host_update is not None:
+        shapes = shapes._replace(learner=without_replay(shapes.learner))
+    require_room(Need(len(plans) * bytes_of(shapes), 0), there, first, len(plans))
+    _claim(plans, env.spec)
     clock = Clock()
     with interruptible(PROMISE) as is_interrupted, contextlib.ExitStack() as opened:
-        starts = [_start(plan, algorithm, env, clock) for plan in plans]
+        on_host = host_update is not None
+        starts = [_start(plan, algorithm, env, clock, on_host=on_host) for plan in plans]
         clock.go_on_from(
             max((start.seconds for start in starts), key=lambda spent: spent["elapsed"])
         )
@@ -152,16 +148,38 @@ def _train(
         if len(runs) > 1:
             seeds = ", ".join(str(plan.config.seed) for plan in plans)
             runs[0].progress.say(f"one program for seeds {seeds}; progress is that of the first")
+        if on_host:
+            runs[0].progress.say("the replay lies in the memory of the host")
         clock.on_phase = runs[0].progress.phase
-        lanes = Lanes(algorithm, env, [start.state for start in starts], clock)
+        lanes = Lanes(algorithm, env, [start.state for start in starts], clock, host_update)
         del starts
-        if any(run.has_budget(now) for run, now in zip(runs, lanes.transitions, strict=True)):
-            need = lanes.need()
-            if need is not None:
-                require_room(need, there, first, len(runs))
-                for run in runs:
-                    run.plan(need, there)
+        _plan_memory(runs, lanes, there)
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
+
+
+def _claim(plans: Sequence[_Plan], spec: EnvSpec) -> None:
+    """Make every folder that of its run, or none of them."""
+    for config, folder, resume in plans:
+        if resume:
+            reclaim(folder, config, spec)
+        else:
+            require_free(folder)
+    for config, folder, resume in plans:
+        if resume:
+            sweep(folder)
+        else:
+            claim(folder, config, spec)
+
+
+def _plan_memory(runs: Sequence[Run], lanes: Lanes, there: Memory | None) -> None:
+    """Refuse to learn what does not fit on the device; say what it takes."""
+    if not any(run.has_budget(now) for run, now in zip(runs, lanes.transitions, strict=True)):
+        return
+    need = lanes.need()
+    if need is not None:
+        require_room(need, there, runs[0].config, len(runs))
+        for run in runs:
+            run.plan(need, there)
 
 
 def require_possible(config: TrainConfig, algorithm: Algorithm) -> None:
@@ -185,16 +203,48 @@ class _Start(NamedTuple):
     """Spent before, by phase."""
 
 
-def _start(plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock) -> _Start:
-    """A run at its newest checkpoint, or at its beginning."""
+def _host_update(
+    config: TrainConfig, algorithm: Algorithm, runs: int, held: int, there: Memory | None
+) -> HostUpdate | None:
+    """How a run learns whose replay lies in host memory; none for any other.
+
+    `held`: bytes of its state; `there`: what the device has.
+    """
+    place = config.algo.replay.place if isinstance(config.algo, MajepaConfig) else "device"
+    if place == "host" and runs > 1:
+        raise ConfigError(
+            "a replay in host memory is for one run: leave out --seeds, or use "
+            "--algo.replay.place device"
+        )
+    too_large = place == "auto" and runs == 1 and there is not None and held > there.total
+    if not (place == "host" or too_large) or not isinstance(algorithm, HostReplayed):
+        return None
+    return algorithm.host_update(_host(), jax.local_devices()[0])
+
+
+def _host() -> Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ConfigError(
+            f"a replay in host memory needs JAX's CPU backend too: {error}; unset JAX_PLATFORMS, "
+            "or add cpu to it"
+        ) from error
+
+
+def _start(
+    plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock, *, on_host: bool = False
+) -> _Start:
+    """A run at its newest checkpoint, or at its beginning; `on_host`: with its replay there."""
     config, folder, _ = plan
     which = newest_checkpoint(folder)
     if which is None:
         with clock.measure("compiling"):
-            state = jax.jit(_fresh(config, algorithm, env))()
+            state = _begun(_fresh(config, algorithm, env), on_host)
         return _Start(state._replace(transitions=0, updates=0), None, Clock().stored())
     try:
-        state = load_run(folder, config, algorithm, env, which=which)
+        with jax.default_device(_host()) if on_host else contextlib.nullcontext():
+            state = load_run(folder, config, algorithm, env, which=which)
     except checkpoint.CheckpointError as error:
         other = which == CHECKPOINT and (folder / BEST).is_file()
         remedy = (
@@ -210,6 +260,21 @@ def _start(plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock) -> _Start:
         )
     meta = checkpoint.read_meta(folder / which)
     return _Start(state, meta["best"] and Score(**meta["best"]), meta["seconds"])
+
+
+def _begun(start: Callable[[], RunState], on_host: bool) -> RunState:
+    """A fresh state; the replay is never on the device if it belongs on the host."""
+    if not on_host:
+        return jax.jit(start)()
+
+    def rest() -> RunState:
+        state = start()
+        return state._replace(learner=without_replay(state.learner))
+
+    state = jax.jit(rest)()
+    with jax.default_device(_host()):
+        replay = jax.jit(lambda: start().learner.replay)()
+    return state._replace(learner=state.learner._replace(replay=replay))
 
 
 def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "stats": (),
     "files": (),
     "interrupt": (),
+    "host_replay": ("agent", "algorithm", "diagnostics", "replay"),
     "packing": (),
     "program_cache": (),
     "recording": ("__version__", "envs", "files"),
