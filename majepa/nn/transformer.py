@@ -185,7 +185,7 @@ class TemporalTransformer(eqx.Module):
     ) -> tuple[Float[Array, "B N T D"], History, Trace]:
         """The same without dropout, and the activations on the way."""
         y, history, (end, layers) = self._run(x, episode, past, None, keep=True)
-        return y, history, Trace(*layers, end)
+        return y, history, Trace._make((*layers, end))
 
     def _run(
         self,

@@ -238,8 +238,8 @@ def _as_one_batch(states: _State) -> _State:
         keys, values = (_merge(leaf.swapaxes(0, 1), 1) for leaf in (memory.keys, memory.values))
         return History(keys, values, _merge(memory.episode, 0))
 
-    rest = (_merge(leaf, 0) for leaf in states[:3])
-    return _State(*rest, history(states.local), history(states.joint))
+    h, z, alive = (_merge(leaf, 0) for leaf in states[:3])
+    return _State(h, z, alive, history(states.local), history(states.joint))
 
 
 def _in_order(x: Shaped[Array, "C R *f"], chunks: int) -> Shaped[Array, "H Q *f"]:
