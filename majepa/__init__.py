@@ -6,11 +6,14 @@ if TYPE_CHECKING:
     from .api import evaluate as evaluate
     from .api import load as load
     from .api import train as train
+    from .api import train_seeds as train_seeds
     from .envs import make_env as make_env
 
 __version__ = "0.1.0"
 
-_HOMES = {"make_env": "envs", "load": "api", "train": "api", "evaluate": "api"}
+_HOMES = {
+    "make_env": "envs", "load": "api", "train": "api", "train_seeds": "api", "evaluate": "api",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

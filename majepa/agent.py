@@ -15,7 +15,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from . import diagnostics
-from .algorithm import Alone, Cadence, Decision, Experience, Metrics, agent_keys
+from .algorithm import (
+    Alone,
+    Cadence,
+    Decision,
+    Device,
+    Experience,
+    HostUpdate,
+    Metrics,
+    agent_keys,
+    without_replay,
+)
 from .config import MajepaConfig
 from .diagnostics import Epoch, Totals
 from .envs.base import EnvSpec, TimeStep
@@ -24,6 +34,7 @@ from .nn.dists import sample_each
 from .nn.layers import cast
 from .nn.optim import Moments, Optimizer, apply_update, follow, is_finite
 from .nn.transformer import History
+from .packing import if_wanted, most
 from .policy.actor import Actor
 from .policy.critic import Critic
 from .policy.ppo import (
@@ -36,10 +47,18 @@ from .policy.ppo import (
     values,
 )
 from .replay import Record, Replay, Sequence, insert, make_replay, num_starts, sample, write_back
+from .world_model.condense import (
+    Basis,
+    condense_actor,
+    condense_critic,
+    condense_joint,
+    condense_local,
+)
 from .world_model.joint import JointModel
 from .world_model.local import Dynamics, Encoder, LocalModel, Posterior, feature
 from .world_model.losses import model_loss
-from .world_model.unroll import one_hot_vec, reinfer
+from .world_model.tokens import one_hot_vec
+from .world_model.unroll import reinfer
 
 
 class Params(NamedTuple):
@@ -74,6 +93,21 @@ class Learner(NamedTuple):
     calls: Int[Array, ""]
     nonfinite: Int[Array, ""]
     """Calls in a row in which some step was not finite and was left out."""
+
+
+class Views(NamedTuple):
+    """What a call is given of the replay."""
+
+    model: Sequence
+    behaviour: Sequence
+
+
+class Fresh(NamedTuple):
+    """Latents that a call inferred for the learning records of one view."""
+
+    latent: Int[Array, "B L N S"]
+    wanted: Bool[Array, ""]
+    """Whether they are to be stored."""
 
 
 class Executor(eqx.Module):
@@ -224,59 +258,107 @@ class Majepa:
         self, state: Learner, data: Experience, key: Key[Array, ""]
     ) -> tuple[Learner, Metrics]:
         """Insert new rows, then make the learner calls they earned; metrics are their means."""
-        collect = self.config.collect
-        new = jnp.sum(~data.rows.step.is_first, dtype=jnp.int32)
-        transitions = state.transitions + new
+        config = self.config
         replay = insert(state.replay, data.rows, data.rows.kept)
-        enough = num_starts(replay, self.config.context, self.config.replay.learning) > 0
-        earning = (transitions > collect.prefill) & enough
-        due = state.due + jnp.where(earning, new * self.config.calls_per_transition, 0.0)
-        calls = jnp.floor(due).astype(jnp.int32)
-        state = state._replace(replay=replay, transitions=transitions, due=due - calls)
+        enough = num_starts(replay, config.context, config.replay.learning) > 0
+        state, calls = self.owe(state._replace(replay=replay), data, enough)
 
         def call(number: Int[Array, ""], carry: tuple[Learner, Totals]) -> tuple[Learner, Totals]:
             learner, totals = carry
-            learner, counted = self._call(learner, jax.random.fold_in(key, number))
+            learner, counted = self._call(learner, jax.random.fold_in(key, number), number < calls)
             return learner, jax.tree.map(jnp.add, totals, counted)
 
-        shapes = jax.eval_shape(self._call, state, key)[1]
+        shapes = jax.eval_shape(self._call, state, key, calls > 0)[1]
         totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        state, totals = jax.lax.fori_loop(0, calls, call, (state, totals))
-        metrics = diagnostics.mean(totals, calls) | {
+        state, totals = jax.lax.fori_loop(0, most(calls), call, (state, totals))
+        rows = jnp.minimum(replay.inserted, replay.rows)
+        return state, self.report(state, totals, calls, rows)
+
+    def owe(
+        self, state: Learner, data: Experience, enough: Bool[Array, ""]
+    ) -> tuple[Learner, Int[Array, ""]]:
+        """Count new transitions, and the calls that they earn once there is enough to sample."""
+        collect = self.config.collect
+        new = jnp.sum(~data.rows.step.is_first, dtype=jnp.int32)
+        transitions = state.transitions + new
+        earning = (transitions > collect.prefill) & enough
+        due = state.due + jnp.where(earning, new * self.config.calls_per_transition, 0.0)
+        calls = jnp.floor(due).astype(jnp.int32)
+        return state._replace(transitions=transitions, due=due - calls), calls
+
+    def report(
+        self, state: Learner, totals: Totals, calls: Int[Array, ""], rows: Int[Array, ""]
+    ) -> Metrics:
+        return diagnostics.mean(totals, calls) | {
             "learner/calls": state.calls.astype(jnp.float32),
-            "learner/replay_rows": jnp.minimum(replay.inserted, replay.rows).astype(jnp.float32),
+            "learner/replay_rows": rows.astype(jnp.float32),
             "nonfinite_in_a_row": state.nonfinite.astype(jnp.float32),
         }
-        return state, metrics
 
-    def call(self, learner: Learner, key: Key[Array, ""]) -> tuple[Learner, Totals]:
-        """One learner call, in the paper's order."""
-        config = self.config
-        key_model_view, key_behaviour_view, key_model, key_behaviour = jax.random.split(key, 4)
-        model_view = sample(learner.replay, config.replay, config.context, key_model_view)
-        behaviour_view = sample(learner.replay, config.replay, config.context, key_behaviour_view)
-
-        bad_before = learner.nonfinite
-        learner, fresh, model_metrics = self.train_model(learner, model_view, key_model)
-        active = learner.calls >= config.collect.model_only_calls
-        params, optimizers, refreshed, behaviour_metrics = jax.lax.cond(
-            active, self._train_behaviour, self._leave_behaviour,
-            learner.params, learner.optimizers, behaviour_view, key_behaviour,
-        )  # fmt: skip
+    def call(
+        self, learner: Learner, key: Key[Array, ""], wanted: Bool[Array, ""]
+    ) -> tuple[Learner, Totals]:
+        """One learner call, in the paper's order; one that is not wanted changes nothing."""
         replay = learner.replay
-        if config.replay.write_back == "model":
-            replay = write_back(replay, model_view, fresh, config.context)
-        if config.replay.write_back == "behaviour":
-            replay = write_back(replay, behaviour_view, refreshed, config.context)
-        all_taken = behaviour_metrics["finite/actor"] * behaviour_metrics["finite/critic"] == 1
-        learner = learner._replace(
-            params=params,
-            optimizers=optimizers,
-            replay=replay,
-            calls=learner.calls + 1,
-            nonfinite=jnp.where(active & ~all_taken, bad_before + 1, learner.nonfinite),
+        views = self.draw(replay, key)
+        learner, fresh, totals = self.learn(without_replay(learner), views, key, wanted)
+        return learner._replace(replay=self.store(replay, views, fresh)), totals
+
+    def draw(self, replay: Replay, key: Key[Array, ""]) -> Views:
+        """What a call learns from."""
+        config = self.config
+        key_model, key_behaviour, _, _ = jax.random.split(key, 4)
+        return Views(
+            sample(replay, config.replay, config.context, key_model),
+            sample(replay, config.replay, config.context, key_behaviour),
         )
-        return learner, Totals(model_metrics, behaviour_metrics, active.astype(jnp.float32))
+
+    def store(self, replay: Replay, views: Views, fresh: Fresh) -> Replay:
+        """Latents that a call inferred anew, in the place of those that it was given."""
+        where = self.config.replay.write_back
+        if where == "none":
+            return replay
+        view = views.model if where == "model" else views.behaviour
+        return write_back(replay, view, fresh.latent, self.config.context, fresh.wanted)
+
+    def learn(
+        self, before: Learner, views: Views, key: Key[Array, ""], wanted: Bool[Array, ""]
+    ) -> tuple[Learner, Fresh, Totals]:
+        """A call of a learner without its replay."""
+        config = self.config
+        _, _, key_model, key_behaviour = jax.random.split(key, 4)
+        trained, fresh, model_metrics = self.train_model(before, views.model, key_model)
+        learner = if_wanted(wanted, trained, before)
+        active = wanted & (learner.calls >= config.collect.model_only_calls)
+        params, optimizers, refreshed, behaviour_metrics = jax.lax.cond(
+            most(active), self._train_behaviour, self._leave_behaviour,
+            learner.params, learner.optimizers, views.behaviour, key_behaviour,
+        )  # fmt: skip
+        all_taken = behaviour_metrics["finite/actor"] * behaviour_metrics["finite/critic"] == 1
+        (actor, critic), (actor_state, critic_state) = if_wanted(
+            active,
+            (params[2:], optimizers[2:]),
+            (learner.params[2:], learner.optimizers[2:]),
+        )
+        learner = learner._replace(
+            params=learner.params._replace(actor=actor, critic=critic),
+            optimizers=learner.optimizers._replace(actor=actor_state, critic=critic_state),
+            calls=learner.calls + wanted,
+            nonfinite=jnp.where(active & ~all_taken, before.nonfinite + 1, learner.nonfinite),
+        )
+        is_model = config.replay.write_back == "model"
+        nothing = jax.tree.map(jnp.zeros_like, (model_metrics, behaviour_metrics))
+        totals = Totals(
+            if_wanted(wanted, model_metrics, nothing[0]),
+            if_wanted(active, behaviour_metrics, nothing[1]),
+            active.astype(jnp.float32),
+        )
+        return learner, Fresh(fresh, wanted) if is_model else Fresh(refreshed, active), totals
+
+    def host_update(self, host: Device, device: Device) -> HostUpdate:
+        from .host_replay import HostReplay
+
+        return HostReplay(self, host, device)
 
     def train_model(
         self, learner: Learner, view: Sequence, key: Key[Array, ""]
@@ -312,39 +394,51 @@ class Majepa:
         """Reconstruct, imagine, freeze, then actor and critic in turn on the frozen batch."""
         config = self.config
         local, joint, actor = cast(params[:3], jnp.dtype(config.precision))
+        # Nothing here has a gradient in the world model, so that all states may be condensed.
+        basis = Basis(local.dynamics)
+        local, joint = condense_local(local, basis), condense_joint(joint, basis)
+        actor, target_critic = condense_actor(actor, basis), condense_critic(params.critic, basis)
         key_infer, key_imagine = jax.random.split(key)
         roots = reinfer(local, joint, view, config.context, key_infer)
         record: Record = jax.tree.map(lambda leaf: leaf[:, config.context :], view.record)
         imagined = imagine(
             local, joint, actor, roots, record, config, self.spec.noop_index, key_imagine
         )
-        target_critic = params.critic
         frozen = freeze(imagined, target_critic, config)
         replayed = replay_targets(roots.s, record, frozen.returns[0], config)
         # From here on the target critic would be copied from the new critic: it is read no more.
-        params, optimizers, epochs = self.improve(params, optimizers, frozen, replayed)
+        params, optimizers, epochs = self.improve(params, optimizers, frozen, replayed, basis)
         value = values(target_critic, replayed.s, replayed.present, replayed.alive, config)
         metrics = diagnostics.of_behaviour(imagined, frozen, replayed, epochs, value)
         return params, optimizers, roots.z, metrics
 
     def improve(
-        self, params: Params, optimizers: Optimizers, frozen: Frozen, replayed: ReplayTargets
+        self,
+        params: Params,
+        optimizers: Optimizers,
+        frozen: Frozen,
+        replayed: ReplayTargets,
+        basis: Basis,
     ) -> tuple[Params, Optimizers, Epoch]:
-        """Interleaved steps of actor and critic on the whole frozen batch."""
+        """Interleaved steps of actor and critic on the whole frozen batch of condensed states."""
         config = self.config
+
+        def loss_of_actor(actor: Actor, old: Array, is_first: Array) -> tuple:
+            return actor_loss(condense_actor(actor, basis), frozen, old, is_first, config)
+
+        def loss_of_critic(critic: Critic) -> tuple:
+            return critic_loss(condense_critic(critic, basis), frozen, replayed, config)
 
         def epoch(carry: tuple, number: Int[Array, ""]) -> tuple[tuple, Epoch]:
             params, optimizers, old = carry
-            (loss_pi, (old, pi)), gradient = jax.value_and_grad(actor_loss, has_aux=True)(
-                params.actor, frozen, old, number == 0, config
+            (loss_pi, (old, pi)), gradient = jax.value_and_grad(loss_of_actor, has_aux=True)(
+                params.actor, old, number == 0
             )
             actor, actor_state, actor_report = apply_update(
                 self.actor_optimizer, gradient, optimizers.actor, params.actor,
                 jnp.isfinite(loss_pi),
             )  # fmt: skip
-            (loss_v, v), gradient = jax.value_and_grad(critic_loss, has_aux=True)(
-                params.critic, frozen, replayed, config
-            )
+            (loss_v, v), gradient = jax.value_and_grad(loss_of_critic, has_aux=True)(params.critic)
             critic, critic_state, critic_report = apply_update(
                 self.critic_optimizer, gradient, optimizers.critic, params.critic,
                 jnp.isfinite(loss_v),

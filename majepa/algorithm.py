@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from .envs.base import TimeStep
 
+Device = Any
+"""One of `jax.devices()`."""
 State = TypeVar("State")
 Carry = TypeVar("Carry")
 Metrics = Mapping[str, Float[Array, ""]]
@@ -132,6 +134,35 @@ class Decentralised(Protocol):
         ...
 
 
+@runtime_checkable
+class HostUpdate(Protocol):
+    """`update` of a learner whose replay lies in host memory; the host drives its programs."""
+
+    def place(self, learner: Any) -> Any:
+        """A learner with every part where it belongs."""
+        ...
+
+    def compiled(self, learner: Any, key: Key[Array, ""]) -> jax.stages.Compiled:
+        """What runs on the device, compiled ahead."""
+        ...
+
+    def __call__(
+        self, state: Any, data: Experience, key: Key[Array, ""]
+    ) -> tuple[Any, Metrics]: ...
+
+
+@runtime_checkable
+class HostReplayed(Protocol):
+    """An algorithm whose learner may have its `replay` on another device than the rest."""
+
+    def host_update(self, host: Device, device: Device) -> HostUpdate: ...
+
+
+def without_replay(learner: Any) -> Any:
+    """What agents act on: a learner less its replay, if it is a tuple that names one."""
+    return learner._replace(replay=None) if "replay" in getattr(learner, "_fields", ()) else learner
+
+
 def agent_keys(key: Key[Array, ""], num_envs: int, num_agents: int) -> Key[Array, "B N"]:
     """A key for each agent of each environment, whatever the number of the others."""
     agents = jax.vmap(agent_key, (None, None, 0))
@@ -151,9 +182,13 @@ __all__ = [
     "Cadence",
     "Decentralised",
     "Decision",
+    "Device",
     "Experience",
+    "HostReplayed",
+    "HostUpdate",
     "Metrics",
     "Row",
     "agent_key",
     "agent_keys",
+    "without_replay",
 ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from .config import ConfigError, with_overrides
+from .config import ConfigError, TrainConfig, with_overrides, with_seeds
 from .config import preset as make_config
 from .envs.base import Env
 from .evaluation import EVALUATION_SEED, Evaluation
@@ -17,7 +17,7 @@ from .evaluation import evaluate as play_episodes
 from .log import JsonLines, episode_records
 from .run_folder import EVALUATIONS
 from .team import Policy, open_run
-from .training import Result
+from .training import Result, train_together
 from .training import train as run_training
 
 
@@ -43,13 +43,47 @@ def train(
 
     `overrides` maps names of settings, such as "algo.imagination.horizon", to values.
     """
+    config = _config(algorithm, env, preset, steps, seed, overrides)
+    return run_training(config, None if folder is None else Path(folder), env=_world(env))
+
+
+def train_seeds(
+    seeds: int | Sequence[int],
+    algorithm: str = "majepa",
+    env: str | Env = "sim:3m",
+    *,
+    preset: str | None = None,
+    steps: int | None = None,
+    folder: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> list[Result]:
+    """Train several seeds in one program, each in its own folder, as `majepa train --seeds` does.
+
+    A number stands for the seeds from 0 on. In `folder` each run has a folder such as `seed-0`.
+    """
+    configs = with_seeds(_config(algorithm, env, preset, steps, 0, overrides), seeds)
+    folders = None if folder is None else [Path(folder) / f"seed-{one.seed}" for one in configs]
+    return train_together(configs, folders, resume=False, env=_world(env))
+
+
+def _config(
+    algorithm: str,
+    env: str | Env,
+    preset: str | None,
+    steps: int | None,
+    seed: int,
+    overrides: Mapping[str, Any] | None,
+) -> TrainConfig:
     name = env if isinstance(env, str) else env.spec.name
     chosen: dict[str, Any] = {"seed": seed, **(overrides or {})}
     if steps is not None:
         chosen["steps"] = steps
-    config = with_overrides(make_config(algorithm, preset, name), chosen)
-    world = None if isinstance(env, str) else env
-    return run_training(config, None if folder is None else Path(folder), env=world)
+    return with_overrides(make_config(algorithm, preset, name), chosen)
+
+
+def _world(env: str | Env) -> Env | None:
+    """An environment that is more than its name."""
+    return None if isinstance(env, str) else env
 
 
 class Judgement(NamedTuple):

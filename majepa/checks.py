@@ -54,6 +54,8 @@ class RunSize:
     """Bytes by part."""
     replay_rows: int
     """Rows that the replay holds over all environments; 0 without a replay."""
+    may_leave: bool = False
+    """Whether the replay goes to the host where the device cannot hold it."""
 
     @property
     def total(self) -> int:
@@ -174,6 +176,18 @@ def check_variables(variables: Mapping[str, str]) -> list[Check]:
     return found or [Check("variables", "ok", "none that changes what JAX does")]
 
 
+def check_cache(folder: Path | None, unusable: str | None, held: int) -> Check:
+    """Where compiled programs are kept; `held`: bytes of those that are there."""
+    if folder is None:
+        fix = "unset JAX_COMPILATION_CACHE_DIR and JAX_ENABLE_COMPILATION_CACHE to keep them"
+        return Check("compiled programs", "note", "not kept: every run compiles anew", fix)
+    if unusable:
+        fix = "JAX_COMPILATION_CACHE_DIR names another folder"
+        return Check("compiled programs", "note", f"not kept: {unusable}", fix)
+    seen = f"kept in {folder} ({in_bytes(held)}), which may be removed at any time"
+    return Check("compiled programs", "ok", seen)
+
+
 def check_host_memory(memory: Memory | None) -> Check:
     if memory is None:
         return Check("host memory", "note", "this system does not say how much there is")
@@ -200,7 +214,12 @@ def check_run_memory(
     if on_device:
         available = min(memory.available for memory in on_device)
         seen = f"{what}; {in_bytes(available)} available on the device; {on_the_way}"
-        checks.append(_fits("run memory", seen, size, available, smaller_preset, spare=2))
+        rest = size.total - size.parts.get("replay", 0)
+        if size.may_leave and rest <= available < size.total:
+            seen += "; the replay will lie in the host's memory, which is slower"
+            checks.append(Check("run memory", "note", seen))
+        else:
+            checks.append(_fits("run memory", seen, size, available, smaller_preset, spare=2))
     if host is not None:
         seen = f"{saved}; {in_bytes(host.available)} available on the host"
         room = host.available // COPIES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import shlex
@@ -15,7 +16,7 @@ import tyro
 from rich.console import Console
 
 from . import __version__
-from .config import ConfigError, TrainConfig, preset
+from .config import ConfigError, TrainConfig, preset, with_seeds
 from .envs.base import EnvError
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def evaluate(
     from .evaluation import EVALUATION_SEED
     from .log import describe
 
+    _keep_programs()
     chosen = EVALUATION_SEED if seed is None else seed
     result = judge(run, episodes=episodes, seed=chosen, checkpoint=checkpoint)
     if as_json:
@@ -222,11 +224,16 @@ class TrainCommand:
     preset: str | None = None
     """small, paper or debug for majepa; paper, tuned or debug for the baselines."""
     out: Path | None = None
-    """Folder of the run; by default a new one under runs/."""
+    """Folder of the run; by default a new one under runs/. With --seeds, the folder that gets a
+    folder for each, such as seed-0."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """Take the defaults from this file instead of a preset: the config.json of a run, say."""
-    resume: Path | None = None
-    """Go on with the run in this folder, with its own settings."""
+    seeds: tuple[int, ...] = ()
+    """Train several seeds in one program, each in its own folder: one number is how many, counted
+    from --seed, several are the seeds themselves."""
+    resume: tuple[Path, ...] = ()
+    """Go on with the run in this folder, with its own settings; or with the runs in these folders,
+    in one program, if they differ in their seed alone."""
     minutes: float | None = None
     """Wall time after which to save, evaluate and end; --resume goes on from there."""
 
@@ -234,15 +241,58 @@ class TrainCommand:
 def train(arguments: Sequence[str]) -> None:
     """`majepa train`, from its arguments to the lines at the end."""
     command = parse_train(arguments)
-    from .training import train as run
+    from .training import TrainError, train_together
 
-    folder = command.resume or command.out
+    _keep_programs()
+    configs = _configs(command)
     seconds = None if command.minutes is None else 60 * command.minutes
-    resume = command.resume is not None
-    result = run(command.config, folder, resume=resume, stop_after_seconds=seconds)
-    print_result(result, command.config)
-    if result.argmax is not None:
-        print_pages(result.folder)
+    try:
+        results = train_together(
+            configs, _folders(command, configs),
+            resume=bool(command.resume), stop_after_seconds=seconds,
+        )  # fmt: skip
+    except TrainError as error:
+        if error.results:
+            print_results(error.results, command.config)
+        raise
+    if len(results) > 1:
+        print_results(results, command.config)
+        return
+    print_result(results[0], command.config)
+    if results[0].argmax is not None:
+        print_pages(results[0].folder)
+
+
+def _keep_programs() -> None:
+    from .program_cache import keep_programs
+
+    reason = keep_programs()
+    if reason:
+        print(f"majepa: compiled programs are not kept: {reason}", file=sys.stderr)
+
+
+def _configs(command: TrainCommand) -> list[TrainConfig]:
+    """The runs that a command asks for, which differ in their seed alone."""
+    if command.resume:
+        from .run_folder import read_config
+
+        others = [read_config(folder).seed for folder in command.resume[1:]]
+        return [
+            command.config,
+            *(dataclasses.replace(command.config, seed=seed) for seed in others),
+        ]
+    if not command.seeds:
+        return [command.config]
+    count = command.seeds[0] if len(command.seeds) == 1 else command.seeds
+    return with_seeds(command.config, count)
+
+
+def _folders(command: TrainCommand, configs: Sequence[TrainConfig]) -> list[Path] | None:
+    if command.resume or command.out is None:
+        return list(command.resume) or None
+    if not command.seeds:
+        return [command.out]
+    return [command.out / f"seed-{config.seed}" for config in configs]
 
 
 def print_pages(folder: Path) -> None:
@@ -271,13 +321,14 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
     """Read what picks the defaults, then everything over them."""
     named = bool(arguments) and not arguments[0].startswith("-")
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--preset", "--env", "--resume", "--config"):
+    for flag in ("--preset", "--env", "--config"):
         first.add_argument(flag, nargs="?")
+    first.add_argument("--resume", nargs="*")
     picked, _ = first.parse_known_args(arguments)
-    if picked.resume is not None:
+    if picked.resume:
         from .run_folder import read_config
 
-        config = read_config(Path(picked.resume))
+        config = read_config(Path(picked.resume[0]))
     elif picked.config is not None:
         from .run_folder import read_config_file
 
@@ -299,16 +350,20 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
 def _check_train(command: TrainCommand, default: TrainConfig) -> None:
     if command.algorithm != default.algorithm:
         hint = (
-            f"{command.resume} is a run of {default.algorithm}"
+            f"{command.resume[0]} is a run of {default.algorithm}"
             if command.resume
             else f"name the algorithm before all flags: majepa train {command.algorithm} ..."
         )
         raise ConfigError(f"cannot train {command.algorithm!r} here; {hint}")
-    if command.resume is not None and (command.out or command.preset or command.config_file):
+    chosen = command.out or command.preset or command.config_file or command.seeds
+    if command.resume and chosen:
         raise ConfigError("--resume goes on in its own folder with its own settings; "
-                          "leave out --out, --preset and --config")  # fmt: skip
+                          "leave out --out, --preset, --config and --seeds")  # fmt: skip
     if command.config_file is not None and command.preset is not None:
         raise ConfigError("--config and --preset both pick the defaults; leave one of them out")
+    if len(command.seeds) > 1 and command.config.seed != default.seed:
+        raise ConfigError("--seeds names every seed; leave out --seed, or give --seeds one number: "
+                          "how many seeds from --seed on")  # fmt: skip
     if command.minutes is not None and not command.minutes > 0:
         raise ConfigError(f"--minutes is {command.minutes}; it must be more than 0")
 
@@ -330,6 +385,26 @@ def print_result(result: Result, config: TrainConfig) -> None:
     print(f"folder       {result.folder}")
     if result.stopped:
         print(f"go on with   majepa train --resume {result.folder}")
+
+
+def print_results(results: Sequence[Result], config: TrainConfig) -> None:
+    """How runs ended that were trained together, a line for each, and their pages written."""
+    from .log import describe
+    from .progress import clock_time
+
+    print()
+    for result in results:
+        told = f"{result.transitions:,} of {config.steps:,} transitions"
+        if result.argmax and result.sampled:
+            told = f"win rate {describe(result.argmax)} (argmax actions), {told}"
+            with contextlib.redirect_stdout(None):
+                print_pages(result.folder)
+        print(f"{result.folder}  {told}")
+    stopped = [result for result in results if result.stopped]
+    print(f"wall time    {clock_time(max(result.seconds for result in results))}")
+    if stopped:
+        print(f"stopped      {stopped[0].stopped}")
+        print(f"go on with   majepa train --resume {' '.join(str(one.folder) for one in results)}")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import cattrs
@@ -164,6 +164,9 @@ class ReplayConfig:
     """Of the recency distribution, per start."""
     write_back: Literal["none", "model", "behaviour"] = "model"
     """Which view's freshly inferred latents replace the stored ones."""
+    place: Literal["auto", "device", "host"] = "auto"
+    """Whose memory holds it; `auto` is the host's if it does not fit beside the rest of the state
+    on the device. Results do not depend on it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -584,6 +587,16 @@ def preset(algorithm: str = "majepa", name: str | None = None, env: str = "sim:3
     steps = PRESET_BUDGETS.get(name, BUDGETS.get(map_name, BUDGET))
     every = max(1, min(EvaluationConfig().every, steps // 4))
     return TrainConfig(algo=algo, env=env, steps=steps, evaluation=EvaluationConfig(every=every))
+
+
+def with_seeds(config: TrainConfig, seeds: int | Sequence[int]) -> list[TrainConfig]:
+    """The same run once for each seed: for those listed, or for so many from the config's own."""
+    if isinstance(seeds, int):
+        _require(seeds >= 1, "seeds", seeds, "one or more runs, or a list of two seeds or more")
+        seeds = range(config.seed, config.seed + seeds)
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds are {', '.join(map(str, seeds))}; each must be there once")
+    return [dataclasses.replace(config, seed=seed) for seed in seeds]
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:

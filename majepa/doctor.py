@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import checks, machine
+from . import checks, machine, program_cache
 from .checks import Check, Device, Memory
 from .config import PRESETS, TrainConfig, preset
 
@@ -78,6 +78,7 @@ def diagnose(run: Run, parent: Path = RUNS) -> Iterator[Check]:
     yield from guarded("jax", backend, checks.fix_of_start(variables))
     yield from guarded("cuda plugin", plugins)
     yield from guarded("variables", lambda: checks.check_variables(variables))
+    yield from guarded("compiled programs", lambda: _cache(variables))
     yield from guarded("host memory", lambda: checks.check_host_memory(host()))
     yield from guarded("run folder", lambda: checks.check_folder(parent))
     yield from guarded("optional", lambda: checks.check_optional(installed(), _extras()))
@@ -108,6 +109,15 @@ def _afford(run: Run, devices: list[Device], host: Memory | None, parent: Path) 
         *checks.check_run_memory(run.words, size, devices, host, run.smaller_preset),
         checks.check_disk(free, size.total),
     ]
+
+
+def _cache(variables: dict[str, str]) -> Check:
+    folder = program_cache.cache_folder(variables)
+    if folder is None:
+        return checks.check_cache(None, None, 0)
+    unusable = program_cache.why_unusable(folder)
+    held = 0 if unusable else sum(x.stat().st_size for x in folder.rglob("*") if x.is_file())
+    return checks.check_cache(folder, unusable, held)
 
 
 def _python() -> Check:

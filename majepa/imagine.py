@@ -19,11 +19,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from .config import MajepaConfig
 from .nn.dists import TwoHot, sample_index
-from .nn.transformer import Branches
+from .nn.transformer import Branches, Trunk
 from .replay import Record
 from .world_model.joint import JointModel
 from .world_model.local import LocalModel, feature
-from .world_model.unroll import Roots, one_hot_vec
+from .world_model.tokens import one_hot_vec
+from .world_model.unroll import Roots
 
 
 class Imagined(NamedTuple):
@@ -69,8 +70,8 @@ def imagine(
     steps = config.imagination.horizon
     now = _begin(roots, record, noop)
     num_roots = record.reward.shape[1]
-    local_room = local.dynamics.transformer.no_branches(roots.local, num_roots, steps)
-    joint_room = joint.temporal.no_branches(roots.joint, num_roots, steps)
+    local_trunk, local_room = local.dynamics.transformer.fork(roots.local, num_roots, steps)
+    joint_trunk, joint_room = joint.temporal.fork(roots.joint, num_roots, steps)
 
     def step(carry: tuple[_Now, Branches, Branches], given: tuple[Array, Array]) -> tuple:
         now, local_room, joint_room = carry
@@ -79,10 +80,10 @@ def imagine(
         action = sample_index(actor(now.s, now.legal), key_act)
         a = jax.nn.one_hot(action, now.legal.shape[-1])
 
-        h, local_room = _advance(local, now.z, a, roots, local_room, k)
+        h, local_room = _advance(local, now.z, a, roots.episode, local_trunk, local_room, k)
         token = joint.mix(now.s, a, record.present, now.alive)
         last = joint.temporal.window - 2 + jnp.arange(num_roots)
-        u, joint_room = joint.branch(token, roots.joint, last, roots.episode, joint_room, k)
+        u, joint_room = joint.branch(token, joint_trunk, last, roots.episode, joint_room, k)
         outcome = joint.read(u)
 
         alive = now.alive & (outcome.alive >= 0)
@@ -146,7 +147,8 @@ def _advance(
     local: LocalModel,
     z: Int[Array, "B R N S"],
     a: Float[Array, "B R N A"],
-    roots: Roots,
+    episode: Int[Array, "B R"],
+    trunk: Trunk,
     room: Branches,
     k: Int[Array, ""],
 ) -> tuple[Float[Array, "B R N H"], Branches]:
@@ -156,7 +158,7 @@ def _advance(
         one_hot_vec(z, local.posterior.classes), a, jnp.zeros(z.shape[:-1], bool)
     )
     last = dynamics.transformer.window - 1 + jnp.arange(z.shape[1])
-    h, room = dynamics.branch(token.swapaxes(1, 2), roots.local, last, roots.episode, room, k)
+    h, room = dynamics.branch(token.swapaxes(1, 2), trunk, last, episode, room, k)
     return h.swapaxes(1, 2), room
 
 

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from .algorithm import Algorithm, Experience
+from .algorithm import Algorithm, Experience, HostUpdate, without_replay
 from .collect import Collected, Counts, Health, Stream, check_health, collect
 from .envs.base import Env, EnvError
 from .log import Clock
+from .memory import Need, need_of
+from .packing import packed
 
 
 class RunState(NamedTuple):
@@ -40,14 +42,23 @@ class Lanes:
     and advance in one program; what one of them does after its end nobody looks at."""
 
     def __init__(
-        self, algorithm: Algorithm, env: Env, states: Sequence[RunState], clock: Clock
+        self,
+        algorithm: Algorithm,
+        env: Env,
+        states: Sequence[RunState],
+        clock: Clock,
+        host_update: HostUpdate | None = None,
     ) -> None:
+        """`host_update`: of an only run whose replay lies in host memory."""
         self.algorithm, self.env, self.clock = algorithm, env, clock
+        self._host_update = host_update
         self._is_one = len(states) == 1
         self._learner, self._stream, self._key = (
             self._joined([getattr(state, name) for state in states])
             for name in ("learner", "stream", "key")
         )
+        if host_update is not None:
+            self._learner = host_update.place(self._learner)
         self.transitions = [state.transitions for state in states]
         self.updates = [state.updates for state in states]
 
@@ -63,6 +74,24 @@ class Lanes:
         learner, stream, key = self._of(lane, (self._learner, self._stream, self._key))
         return RunState(learner, stream, key, self.transitions[lane], self.updates[lane])
 
+    def need(self) -> Need | None:
+        """Compile the program that learns, once for the run, and say what it will take."""
+        together = not self._is_one
+        if self._host_update is not None:
+            with self.clock.measure("compiling", "update"):
+                program = self._host_update.compiled(self._learner, self._key)
+            held = without_replay(self._learner)
+            return need_of(program.memory_analysis(), held, self._stream)
+        with self.clock.measure("compiling", "update"):
+            gathered = jax.eval_shape(
+                functools.partial(_collect, self.algorithm, self.env, together=together),
+                without_replay(self._learner), self._stream, self._key,
+            )  # fmt: skip
+            program = _update.lower(
+                self.algorithm, self._learner, gathered.data, self._key, together=together
+            ).compile()
+        return need_of(program.memory_analysis(), self._learner, self._stream)
+
     def advance(self, active: Sequence[int]) -> dict[int, News]:
         """Collect a batch for each run, look at it, and learn from it."""
         algorithm, env, is_one = self.algorithm, self.env, self._is_one
@@ -70,8 +99,9 @@ class Lanes:
         keys = _batch_keys(self._key, updates, together=not is_one)
         with self.clock.measure("collecting", "collect"):
             gathered = _collect(
-                algorithm, env, self._learner, self._stream, keys[0], together=not is_one
-            )
+                algorithm, env, without_replay(self._learner), self._stream, keys[0],
+                together=not is_one,
+            )  # fmt: skip
             found = jax.device_get((gathered.counts, gathered.health))
         each = {lane: self._of(lane, found) for lane in active}
         faults = {lane: self._fault(health) for lane, (_, health) in each.items()}
@@ -79,9 +109,12 @@ class Lanes:
             if fault is not None and all(faults.values()):
                 raise fault
         with self.clock.measure("learning", "update"):
-            self._learner, metrics = _update(
-                algorithm, self._learner, gathered.data, keys[1], together=not is_one
-            )
+            if self._host_update is not None:
+                self._learner, metrics = self._host_update(self._learner, gathered.data, keys[1])
+            else:
+                self._learner, metrics = _update(
+                    algorithm, self._learner, gathered.data, keys[1], together=not is_one
+                )
             metrics = jax.device_get(jax.block_until_ready((self._learner, metrics))[1])
         self._stream = gathered.stream
         for lane, (counts, _) in each.items():
@@ -107,7 +140,7 @@ def _collect(
     together: bool,
 ) -> Collected:  # fmt: skip
     one = functools.partial(collect, algorithm, env, rows=algorithm.cadence.rows)
-    return (jax.vmap(one) if together else one)(learner, stream, key)
+    return (packed(one) if together else one)(learner, stream, key)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, static_argnames="together")
@@ -115,7 +148,7 @@ def _update(
     algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, "..."], *, together: bool
 ) -> tuple[Any, Mapping[str, Array]]:
     one = algorithm.update
-    return (jax.vmap(one) if together else one)(learner, data, key)
+    return (packed(one) if together else one)(learner, data, key)
 
 
 @functools.partial(jax.jit, static_argnames="together")
@@ -126,4 +159,4 @@ def _batch_keys(
         key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
         return key_collect, key_update
 
-    return (jax.vmap(one) if together else one)(key, update)
+    return (packed(one) if together else one)(key, update)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -102,15 +103,33 @@ def jax_devices() -> list[Device]:
     """Those that JAX computes on; starts its backend."""
     import jax
 
-    devices = []
-    for device in jax.local_devices():
-        stats = device.memory_stats() if device.platform != "cpu" else None
-        memory = None
-        if stats and "bytes_limit" in stats:
-            total = stats["bytes_limit"]
-            memory = Memory(total, total - stats.get("bytes_in_use", 0))
-        devices.append(Device(device.platform, device.device_kind, memory))
-    return devices
+    return [
+        Device(device.platform, device.device_kind, _memory_of(device))
+        for device in jax.local_devices()
+    ]
+
+
+def _memory_of(device: Any) -> Memory | None:
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if not stats or "bytes_limit" not in stats:
+        return None
+    total = stats["bytes_limit"]
+    return Memory(total, total - stats.get("bytes_in_use", 0))
+
+
+def device_memory() -> Memory | None:
+    """Of the device that JAX computes on; none where it has none of its own."""
+    import jax
+
+    return _memory_of(jax.local_devices()[0])
+
+
+def device_peak() -> int | None:
+    """The most bytes that were ever in use on the device, where it tells."""
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats()
+    return (stats or {}).get("peak_bytes_in_use")
 
 
 def host_memory() -> Memory | None:

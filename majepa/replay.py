@@ -168,9 +168,14 @@ def sample(replay: Replay, config: ReplayConfig, context: int, key: Key[Array, "
 
 
 def write_back(
-    replay: Replay, sequence: Sequence, latent: Integer[Array, "B L N S"], context: int
+    replay: Replay,
+    sequence: Sequence,
+    latent: Integer[Array, "B L N S"],
+    context: int,
+    wanted: Bool[Array, ""] | bool = True,
 ) -> Replay:
-    """Replace the stored latents of learning rows; where sequences overlap, the last one wins."""
+    """Replace the stored latents of learning rows, if that is wanted; where sequences overlap, the
+    last one wins."""
     batch, learning = latent.shape[:2]
     first = sequence.start + context
     row = _span(first, learning)
@@ -179,7 +184,7 @@ def write_back(
     offset = row[:, None] - first[None, :, None]
     same_env = sequence.env[:, None] == sequence.env[None, :]
     later = jnp.triu(same_env, k=1)[..., None] & (offset >= 0) & (offset < learning)
-    keep = held & ~later.any(axis=1)
+    keep = held & ~later.any(axis=1) & wanted
     outside = replay.rows + jnp.arange(batch * learning).reshape(batch, learning)
     slots = jnp.where(keep, row % replay.rows, outside)
     ring = replay.stored.latent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,14 +12,16 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from . import checkpoint
-from .algorithm import Algorithm
+from . import checkpoint, machine
+from .algorithm import Algorithm, without_replay
+from .checks import Memory, in_bytes
 from .collect import Counts
 from .config import AlgorithmConfig, MajepaConfig, TrainConfig
 from .envs.base import Env
 from .evaluation import EVALUATION_SEED, Evaluation, evaluate
 from .lanes import Lanes, News, RunState
 from .log import Averages, Clock, JsonLines, episode_records, evaluation_metrics
+from .memory import Need
 from .progress import Remaining, make_progress
 from .run_folder import BEST, CHECKPOINT, EVALUATIONS, METRICS
 from .sinks import make_sinks
@@ -34,10 +36,6 @@ LINE_SECONDS = 30.0
 
 Kind = Literal["training", "stopped", "final"]
 """Of an evaluation: on the way, at an early stop, at the end of the budget."""
-
-
-class TrainError(RuntimeError):
-    """Training cannot go on; the message says why and where the last good state is."""
 
 
 class Score(NamedTuple):
@@ -58,6 +56,13 @@ class Result:
     argmax: Evaluation | None
     """Of the last checkpoint; none if the run was interrupted."""
     sampled: Evaluation | None
+
+
+class TrainError(RuntimeError):
+    """Training cannot go on; the message says why and where the last good state is."""
+
+    results: Sequence[Result] = ()
+    """Of the other runs of the same program, which went on to their ends."""
 
 
 class Run:
@@ -89,6 +94,7 @@ class Run:
         self._line_seconds: float | None = None
         self._remaining = Remaining(config.steps)
         self._saved: int | None = None
+        self._planned: int | None = None
         self.progress = make_progress(console, config.steps, clock)
 
     def __enter__(self) -> Run:
@@ -113,6 +119,12 @@ class Run:
         self.progress.moved(state.transitions, None)
         if self.has_budget(state.transitions):
             self.progress.say("compiling; the first line follows the first batch")
+
+    def plan(self, need: Need, there: Memory | None) -> None:
+        """Say how much memory learning will take, to be compared with what it took."""
+        self._planned = need.total
+        room = f" of {in_bytes(there.total)} on the device" if there else ""
+        self.progress.say(f"learning takes {need}{room}")
 
     def has_budget(self, transitions: int) -> bool:
         """Whether another batch can be collected without exceeding the budget."""
@@ -162,7 +174,7 @@ class Run:
         for greedy in (True, False):
             with self.clock.measure("evaluating", f"evaluate {episodes}"):
                 result = evaluate(
-                    self.algorithm, self.env, state.learner,
+                    self.algorithm, self.env, without_replay(state.learner),
                     episodes=episodes, key=jax.random.key(EVALUATION_SEED), greedy=greedy,
                 )  # fmt: skip
             results.append(result)
@@ -198,7 +210,7 @@ class Run:
             record["training/episodes"] = int(counts.episodes)
             record["training/win_rate"] = float(counts.wins / counts.episodes)
             record["training/return"] = float(counts.returns / counts.episodes)
-        record |= self._since.speeds(phases, int(counts.transitions))
+        record |= self._since.speeds(phases, int(counts.transitions)) | self._memory()
         self._metrics.write(record)
         for sink in self._sinks:
             sink.write(record)
@@ -206,6 +218,13 @@ class Run:
         self._counts = Counts()
         self._since = _Since(dict(phases))
         self._line_seconds = self.clock.here
+
+    def _memory(self) -> dict[str, int]:
+        """What was planned and what was used, where the device tells."""
+        peak = machine.device_peak()
+        if peak is None or self._planned is None:
+            return {}
+        return {"memory/planned": self._planned, "memory/peak": peak}
 
     def save(self, state: RunState, *, is_best: bool = False) -> None:
         """Copy the state to the host; the disk follows in the background.

@@ -22,6 +22,8 @@ VERSIONS = "versions.json"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 CHECKPOINT = Path("checkpoints") / "last.safetensors"
+REPLAY_PLACE = "algo.replay.place"
+"""A setting of the machine, not of the run: it may change from one resume to the next."""
 BEST = Path("checkpoints") / "best.safetensors"
 """At the best evaluation so far; the result of a run is that of the last one all the same."""
 
@@ -40,8 +42,8 @@ def new_folder(config: TrainConfig, parent: Path = Path("runs")) -> Path:
     raise AssertionError("counting does not end")
 
 
-def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
-    """Make a folder this run's own; a folder that holds anything else is left as it is."""
+def require_free(folder: Path) -> None:
+    """Refuse a folder that holds anything."""
     if (folder / CONFIG).exists():
         raise FileExistsError(
             f"{folder} holds a run already; continue it with `majepa train --resume {folder}`, "
@@ -49,6 +51,11 @@ def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is not an empty folder; name another one for this run")
+
+
+def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
+    """Make a folder this run's own; a folder that holds anything else is left as it is."""
+    require_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / VERSIONS, versions(spec))
     _write_json(folder / CONFIG, to_json(config))
@@ -58,6 +65,8 @@ def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
     """Make sure that a folder holds this very run, in the world that it began in."""
     stored = read_config(folder)
     for name, before, now in differences(to_json(stored), to_json(config)):
+        if name == REPLAY_PLACE:
+            continue
         raise ConfigError(
             f"{folder} was started with {name} = {before!r}, not {now!r}; "
             "a run continues with its own settings"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
-
-import jax
 
 from .checks import RunSize
-from .config import TrainConfig
+from .config import MajepaConfig, TrainConfig
 from .envs.make import make_env
+from .memory import bytes_of
 from .training import RunState, make_algorithm, run_shapes
 
 PART_OF: Mapping[str, str] = {
@@ -33,19 +32,17 @@ PART_OF: Mapping[str, str] = {
 def run_size(config: TrainConfig) -> RunSize:
     """Of the run that a config describes. What its learner computes on the way comes on top."""
     env = make_env(config.env)
-    return state_size(run_shapes(config, make_algorithm(config, env.spec), env))
+    size = state_size(run_shapes(config, make_algorithm(config, env.spec), env))
+    may_leave = isinstance(config.algo, MajepaConfig) and config.algo.replay.place != "device"
+    return dataclasses.replace(size, may_leave=may_leave)
 
 
 def state_size(state: RunState) -> RunSize:
     """Of a state, whose leaves may be shapes alone."""
     parts: Counter[str] = Counter()
     for field, value in state.learner._asdict().items():
-        parts[PART_OF.get(field, "other")] += _bytes(value)
-    parts["environments"] = _bytes(state.stream)
-    parts["other"] += _bytes((state.key, state.transitions, state.updates))
+        parts[PART_OF.get(field, "other")] += bytes_of(value)
+    parts["environments"] = bytes_of(state.stream)
+    parts["other"] += bytes_of((state.key, state.transitions, state.updates))
     replay = getattr(state.learner, "replay", None)
     return RunSize(dict(parts), 0 if replay is None else replay.num_rows)
-
-
-def _bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

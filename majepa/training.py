@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 from rich.console import Console
 
-from . import checkpoint
-from .algorithm import Algorithm
+from . import checkpoint, machine
+from .algorithm import Algorithm, Device, HostReplayed, HostUpdate, without_replay
+from .checks import Memory
 from .collect import begin
 from .config import ConfigError, MajepaConfig, MappoConfig, MatConfig, QmixConfig, TrainConfig
 from .envs.base import Env, EnvError, EnvSpec
@@ -28,6 +29,7 @@ from .envs.make import make_env
 from .interrupt import interruptible
 from .lanes import Lanes, RunState
 from .log import Clock, cut_back
+from .memory import Need, bytes_of, require_room
 from .progress import clock_time
 from .run import INTERRUPTED, Result, Run, Score, TrainError, batch_size, has_budget
 from .run_folder import (
@@ -40,6 +42,7 @@ from .run_folder import (
     new_folder,
     newest_checkpoint,
     reclaim,
+    require_free,
     sweep,
 )
 from .sinks import require_packages
@@ -73,12 +76,20 @@ def train(
 
 
 def train_together(
-    configs: Sequence[TrainConfig], folders: Sequence[Path], *, console: Console | None = None
+    configs: Sequence[TrainConfig],
+    folders: Sequence[Path] | None = None,
+    *,
+    resume: bool | None = None,
+    stop_after_seconds: float | None = None,
+    env: Env | None = None,
+    console: Console | None = None,
 ) -> list[Result]:
     """Train runs that differ in nothing but their seed in one program, each in its own folder.
 
-    A folder that holds a run already goes on with it. Each run does what it would do alone, up to
-    the rounding of a batched program. A run that has ended waits for the others.
+    Without `folders` each run gets a new one under `runs/`. `resume` goes on with all of them or
+    with none; if it is not said, with those whose folder holds a run already. Each run does what it
+    would do alone, up to the rounding of a batched program. A run that has ended waits for the
+    others, and one that fails leaves them alone: `results` of the error are theirs.
     """
     first = configs[0]
     for config in configs:
@@ -86,14 +97,16 @@ def train_together(
             raise ConfigError("runs that are trained together may differ in their seed alone")
     if len({config.seed for config in configs}) < len(configs):
         raise ConfigError("runs that are trained together need seeds of their own")
-    env = make_env(first.env)
+    env = env or make_env(first.env)
     algorithm = make_algorithm(first, env.spec)
     require_possible(first, algorithm)
+    if folders is None:
+        folders = [new_folder(config) for config in configs]
     plans = [
-        _Plan(config, folder, (folder / CONFIG).exists())
+        _Plan(config, folder, (folder / CONFIG).exists() if resume is None else resume)
         for config, folder in zip(configs, folders, strict=True)
     ]
-    return _train(plans, env, algorithm, (None, None), console or Console())
+    return _train(plans, env, algorithm, (stop_after_seconds, None), console or Console())
 
 
 class _Plan(NamedTuple):
@@ -110,15 +123,17 @@ def _train(
     console: Console,
 ) -> list[Result]:
     """The runs of all plans; several share a program."""
-    for config, folder, resume in plans:
-        if resume:
-            reclaim(folder, config, env.spec)
-            sweep(folder)
-        else:
-            claim(folder, config, env.spec)
+    there, first = machine.device_memory(), plans[0].config
+    shapes = run_shapes(first, algorithm, env)
+    host_update = _host_update(first, algorithm, len(plans), bytes_of(shapes), there)
+    if host_update is not None:
+        shapes = shapes._replace(learner=without_replay(shapes.learner))
+    require_room(Need(len(plans) * bytes_of(shapes), 0), there, first, len(plans))
+    _claim(plans, env.spec)
     clock = Clock()
     with interruptible(PROMISE) as is_interrupted, contextlib.ExitStack() as opened:
-        starts = [_start(plan, algorithm, env, clock) for plan in plans]
+        on_host = host_update is not None
+        starts = [_start(plan, algorithm, env, clock, on_host=on_host) for plan in plans]
         clock.go_on_from(
             max((start.seconds for start in starts), key=lambda spent: spent["elapsed"])
         )
@@ -130,10 +145,41 @@ def _train(
             run = Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best)
             runs.append(opened.enter_context(run))
             run.announce(start.state, plan.resume)
+        if len(runs) > 1:
+            seeds = ", ".join(str(plan.config.seed) for plan in plans)
+            runs[0].progress.say(f"one program for seeds {seeds}; progress is that of the first")
+        if on_host:
+            runs[0].progress.say("the replay lies in the memory of the host")
         clock.on_phase = runs[0].progress.phase
-        lanes = Lanes(algorithm, env, [start.state for start in starts], clock)
+        lanes = Lanes(algorithm, env, [start.state for start in starts], clock, host_update)
         del starts
+        _plan_memory(runs, lanes, there)
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
+
+
+def _claim(plans: Sequence[_Plan], spec: EnvSpec) -> None:
+    """Make every folder that of its run, or none of them."""
+    for config, folder, resume in plans:
+        if resume:
+            reclaim(folder, config, spec)
+        else:
+            require_free(folder)
+    for config, folder, resume in plans:
+        if resume:
+            sweep(folder)
+        else:
+            claim(folder, config, spec)
+
+
+def _plan_memory(runs: Sequence[Run], lanes: Lanes, there: Memory | None) -> None:
+    """Refuse to learn what does not fit on the device; say what it takes."""
+    if not any(run.has_budget(now) for run, now in zip(runs, lanes.transitions, strict=True)):
+        return
+    need = lanes.need()
+    if need is not None:
+        require_room(need, there, runs[0].config, len(runs))
+        for run in runs:
+            run.plan(need, there)
 
 
 def require_possible(config: TrainConfig, algorithm: Algorithm) -> None:
@@ -157,16 +203,48 @@ class _Start(NamedTuple):
     """Spent before, by phase."""
 
 
-def _start(plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock) -> _Start:
-    """A run at its newest checkpoint, or at its beginning."""
+def _host_update(
+    config: TrainConfig, algorithm: Algorithm, runs: int, held: int, there: Memory | None
+) -> HostUpdate | None:
+    """How a run learns whose replay lies in host memory; none for any other.
+
+    `held`: bytes of its state; `there`: what the device has.
+    """
+    place = config.algo.replay.place if isinstance(config.algo, MajepaConfig) else "device"
+    if place == "host" and runs > 1:
+        raise ConfigError(
+            "a replay in host memory is for one run: leave out --seeds, or use "
+            "--algo.replay.place device"
+        )
+    too_large = place == "auto" and runs == 1 and there is not None and held > there.total
+    if not (place == "host" or too_large) or not isinstance(algorithm, HostReplayed):
+        return None
+    return algorithm.host_update(_host(), jax.local_devices()[0])
+
+
+def _host() -> Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ConfigError(
+            f"a replay in host memory needs JAX's CPU backend too: {error}; unset JAX_PLATFORMS, "
+            "or add cpu to it"
+        ) from error
+
+
+def _start(
+    plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock, *, on_host: bool = False
+) -> _Start:
+    """A run at its newest checkpoint, or at its beginning; `on_host`: with its replay there."""
     config, folder, _ = plan
     which = newest_checkpoint(folder)
     if which is None:
         with clock.measure("compiling"):
-            state = jax.jit(_fresh(config, algorithm, env))()
+            state = _begun(_fresh(config, algorithm, env), on_host)
         return _Start(state._replace(transitions=0, updates=0), None, Clock().stored())
     try:
-        state = load_run(folder, config, algorithm, env, which=which)
+        with jax.default_device(_host()) if on_host else contextlib.nullcontext():
+            state = load_run(folder, config, algorithm, env, which=which)
     except checkpoint.CheckpointError as error:
         other = which == CHECKPOINT and (folder / BEST).is_file()
         remedy = (
@@ -182,6 +260,21 @@ def _start(plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock) -> _Start:
         )
     meta = checkpoint.read_meta(folder / which)
     return _Start(state, meta["best"] and Score(**meta["best"]), meta["seconds"])
+
+
+def _begun(start: Callable[[], RunState], on_host: bool) -> RunState:
+    """A fresh state; the replay is never on the device if it belongs on the host."""
+    if not on_host:
+        return jax.jit(start)()
+
+    def rest() -> RunState:
+        state = start()
+        return state._replace(learner=without_replay(state.learner))
+
+    state = jax.jit(rest)()
+    with jax.default_device(_host()):
+        replay = jax.jit(lambda: start().learner.replay)()
+    return state._replace(learner=state.learner._replace(replay=replay))
 
 
 def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
@@ -270,16 +363,20 @@ def _loop(runs: Sequence[Run], lanes: Lanes, limits: _Limits) -> list[Result]:
             if stopped or not run.has_budget(now):
                 results[lane] = run.end(lanes[lane], stopped)
     if failed:
-        raise _failure(runs, failed)
+        raise _failure(runs, failed, list(results.values()))
     return [results[lane] for lane in range(len(runs))]
 
 
-def _failure(runs: Sequence[Run], failed: Mapping[int, Exception]) -> Exception:
+def _failure(
+    runs: Sequence[Run], failed: Mapping[int, Exception], others: Sequence[Result]
+) -> Exception:
     """Of one run its own error; of several what each of them met."""
     if len(runs) == 1:
         return failed[0]
     what = "; ".join(f"{runs[lane].folder.name}: {error}" for lane, error in failed.items())
-    return TrainError(f"{len(failed)} of {len(runs)} runs trained together failed: {what}")
+    error = TrainError(f"{len(failed)} of {len(runs)} runs trained together failed: {what}")
+    error.results = others
+    return error
 
 
 def _fresh(config: TrainConfig, algorithm: Algorithm, env: Env) -> Callable[[], RunState]:

@@ -118,6 +118,7 @@ OURS = {
     "replay.capacity": 500_000,
     "replay.batch": 16,
     "replay.write_back": "model",
+    "replay.place": "auto",
     "imagination.dead_embedding": "predicted",
     "policy.critic_heads": 4,
     "optimizer.clip_floor": 1e-3,

@@ -142,6 +142,14 @@ class TestRunMemory:
         held, saved = checks.check_run_memory("r", RUN, [GPU, small], PLENTY)
         assert (held.state, saved.state) == ("problem", "ok") and "9.0 GB" in held.seen
 
+    def test_a_replay_that_may_leave_the_device_is_a_note(self):
+        size = dataclasses.replace(RUN, may_leave=True)
+        for room, state in ((9, "note"), (2, "problem"), (80, "ok")):
+            gpu = dataclasses.replace(GPU, memory=Memory(10**11, room * 10**9))
+            held, _ = checks.check_run_memory("r", size, [gpu], PLENTY)
+            assert held.state == state
+            assert ("the replay will lie in the host's memory" in held.seen) == (state == "note")
+
     def test_unknown_memory_is_a_note(self):
         (check,) = checks.check_run_memory("r", RUN, [CPU], None)
         assert check.state == checks.check_host_memory(None).state == "note"
@@ -158,7 +166,8 @@ class TestRunMemory:
         state = jit(_fresh(config, make_algorithm(config, env.spec), env))()
         estimate = run_size(config)
         assert estimate.total == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        assert estimate == state_size(state)
+        assert estimate.may_leave == (algorithm == "majepa")
+        assert dataclasses.replace(estimate, may_leave=False) == state_size(state)
         learner = state.learner
         if algorithm in ("majepa", "qmix"):
             replay = sum(leaf.nbytes for leaf in jax.tree.leaves(learner.replay))

@@ -15,7 +15,8 @@ from majepa.config import DEBUG
 from majepa.envs import make_env
 from majepa.envs.base import TimeStep
 from majepa.nn.layers import cast
-from majepa.world_model.unroll import Tokens, run_history
+from majepa.world_model.tokens import Tokens
+from majepa.world_model.unroll import run_history
 
 ENV = make_env("sim:3m")
 SPEC = ENV.spec

@@ -27,7 +27,8 @@ from majepa.policy.ppo import freeze
 from majepa.replay import Record, Sequence, insert, sample
 from majepa.world_model.joint import JointModel, Outcome
 from majepa.world_model.local import feature
-from majepa.world_model.unroll import reinfer, run_history, run_joint, tokens_of
+from majepa.world_model.tokens import tokens_of
+from majepa.world_model.unroll import reinfer, run_history, run_joint
 
 NOOP = 3
 SURE = 50.0

@@ -13,7 +13,7 @@ from typing import TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike, Float, Key
+from jaxtyping import Array, DTypeLike, Float, Key, Shaped
 
 Tree = TypeVar("Tree")
 
@@ -111,7 +111,7 @@ def add_bias(bias: Float[Array, " D"], x: Float[Array, "*b D"]) -> Float[Array, 
     return x + spread(bias, x.ndim)
 
 
-def spread(x: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
+def spread(x: Shaped[Array, " D"], ndim: int) -> Shaped[Array, "*ones D"]:
     """A vector with leading axes of one, to meet an array of `ndim` axes."""
     return jnp.expand_dims(x, tuple(range(ndim - 1)))
 

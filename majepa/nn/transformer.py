@@ -53,13 +53,25 @@ class Block(eqx.Module):
         return query, key, value
 
     def finish(
-        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b H K"], keys: _DropoutKeys
+        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b H K"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
         """The rest of the block, given what attention mixed for each head."""
-        mixed = self.out(mixed.reshape(*x.shape))
-        x = x + drop(mixed, self.dropout, keys.attended)
-        fed = self.narrow(jax.nn.silu(self.widen(self.norm_feed(x))))
-        return x + drop(fed, self.dropout, keys.fed)
+        middle = self.attended(x, mixed, keys)
+        return self.fed(middle, self.widened(middle), keys)
+
+    def attended(
+        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b H K"], keys: DropoutKeys
+    ) -> Float[Array, "*b D"]:
+        """Between attention and the feed-forward layer."""
+        return x + drop(self.out(mixed.reshape(*x.shape)), self.dropout, keys.attended)
+
+    def widened(self, middle: Float[Array, "*b D"]) -> Float[Array, "*b W"]:
+        return self.widen(self.norm_feed(middle))
+
+    def fed(
+        self, middle: Float[Array, "*b D"], wide: Float[Array, "*b W"], keys: DropoutKeys
+    ) -> Float[Array, "*b D"]:
+        return middle + drop(self.narrow(jax.nn.silu(wide)), self.dropout, keys.fed)
 
 
 class History(NamedTuple):
@@ -89,8 +101,33 @@ class History(NamedTuple):
         return History(window(self.keys), window(self.values), episode)
 
 
+class Trace(NamedTuple):
+    """Activations of a run over `T` records, all layers, with `S` records to look at."""
+
+    x: Float[Array, "L B N T D"]
+    """What entered each layer."""
+    query: Float[Array, "L B N T H K"]
+    """Turned to its place; so are the keys."""
+    keys: Float[Array, "L B N S H K"]
+    values: Float[Array, "L B N S H K"]
+    weight: Float[Array, "L B N H T S"]
+    middle: Float[Array, "L B N T D"]
+    wide: Float[Array, "L B N T W"]
+    end: Float[Array, "B N T D"]
+    """What left the last layer, before the norm."""
+
+
+class Trunk(NamedTuple):
+    """A history that many futures go on from: it is turned once for all of their steps."""
+
+    keys: Float[Array, "L B N S H K"]
+    """Turned to their places."""
+    values: Float[Array, "L B N S H K"]
+    episode: Int[Array, "B S"]
+
+
 class Branches(NamedTuple):
-    """Keys and values of imagined records: `P` places for each of `R` roots."""
+    """Keys, turned, and values of imagined records: `P` places for each of `R` roots."""
 
     keys: Float[Array, "L B N R P H K"]
     values: Float[Array, "L B N R P H K"]
@@ -141,6 +178,25 @@ class TemporalTransformer(eqx.Module):
 
         A key switches dropout on.
         """
+        return self._run(x, episode, past, key, keep=False)[:2]
+
+    def traced(
+        self, x: Float[Array, "B N T D"], episode: Int[Array, "B T"], past: History
+    ) -> tuple[Float[Array, "B N T D"], History, Trace]:
+        """The same without dropout, and the activations on the way."""
+        y, history, (end, layers) = self._run(x, episode, past, None, keep=True)
+        return y, history, Trace._make((*layers, end))
+
+    def _run(
+        self,
+        x: Float[Array, "B N T D"],
+        episode: Int[Array, "B T"],
+        past: History,
+        key: Key[Array, ""] | None,
+        *,
+        keep: bool,
+    ) -> tuple[Float[Array, "B N T D"], History, tuple[Array, tuple[Array, ...]]]:
+        """And the end of the last layer, with what is kept of each layer."""
         length = x.shape[2]
         seen = jnp.concatenate([past.episode, episode], axis=1)
         place = jnp.arange(seen.shape[1])
@@ -149,68 +205,69 @@ class TemporalTransformer(eqx.Module):
         turn = turns(place, x.shape[-1] // self.layers.heads)
         turn_now = jax.tree.map(lambda leaf: leaf[-length:], turn)
 
-        def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
+        def layer(x: Array, given: tuple) -> tuple[Array, tuple]:
             block, old_keys, old_values, dropout = given
             query, key_, value = block.project(x)
             keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
             values = jnp.concatenate([old_values.astype(value.dtype), value], axis=2)
-            weight = attention_weights(rotate(query, turn_now), rotate(keys, turn), mask)
+            turned, turned_keys = rotate(query, turn_now), rotate(keys, turn)
+            weight = attention_weights(turned, turned_keys, mask)
             weight = drop(weight, block.dropout, dropout.weights)
             mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values)
-            return block.finish(x, mixed, dropout), (keys, values)
+            middle = block.attended(x, mixed, dropout)
+            wide = block.widened(middle)
+            after = block.fed(middle, wide, dropout)
+            kept = (x, turned, turned_keys, values, weight, middle, wide) if keep else ()
+            return after, (keys, values, kept)
 
         given = (self.layers, past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
-        x, (keys, values) = jax.lax.scan(layer, x, given)
-        return self.norm(x), History(keys, values, seen)
+        end, (keys, values, kept) = jax.lax.scan(layer, x, given)
+        return self.norm(end), History(keys, values, seen), (end, kept)
 
-    def no_branches(self, history: History, roots: int, steps: int) -> Branches:
-        """Room for `steps` imagined records after each of `roots` records."""
-        layers, batch, agents, _, heads, size = history.keys.shape
+    def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
+        """The trunk, and room for `steps` imagined records after each of `roots` records."""
+        layers, batch, agents, length, heads, size = history.keys.shape
+        keys = rotate(history.keys, turns(jnp.arange(length), size))
         room = jnp.zeros((layers, batch, agents, roots, steps, heads, size), history.keys.dtype)
-        return Branches(room, room)
+        return Trunk(keys, history.values, history.episode), Branches(room, room)
 
     def branch(
         self,
         x: Float[Array, "B N R D"],
-        history: History,
+        trunk: Trunk,
         last: Int[Array, " R"],
         episode: Int[Array, "B R"],
         branches: Branches,
         step: Int[Array, ""],
     ) -> tuple[Float[Array, "B N R D"], Branches]:
-        """One more record for each root: number `step` after place `last` of the history."""
-        place = jnp.arange(history.episode.shape[1])
+        """One more record for each root: number `step` after place `last` of the trunk."""
+        place = jnp.arange(trunk.episode.shape[1])
         own_place = jnp.arange(branches.keys.shape[4])
         now = last + 1 + step
         shared = _may_see(now, place, self.window) & (place[None, :] <= last[:, None])
-        shared = shared[None] & (episode[:, :, None] == history.episode[:, None, :])
+        shared = shared[None] & (episode[:, :, None] == trunk.episode[:, None, :])
         own = _may_see(step[None], own_place, self.window)
         own = jnp.broadcast_to(own[None], (*shared.shape[:2], own_place.shape[0]))
         mask = jnp.concatenate([shared, own], axis=-1)[:, None]
-        size = x.shape[-1] // self.layers.heads
-        turn, turn_now = turns(place, size), turns(now, size)
-        turn_own = turns(last[:, None] + 1 + own_place[None, :], size)
+        turn = turns(now, x.shape[-1] // self.layers.heads)
 
         def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
             block, keys, values, own_keys, own_values = given
             query, key_, value = block.project(x)
+            query, key_ = rotate(query, turn), rotate(key_, turn)
             own_keys = jax.lax.dynamic_update_index_in_dim(own_keys, key_, step, axis=3)
             own_values = jax.lax.dynamic_update_index_in_dim(own_values, value, step, axis=3)
-            query = rotate(query, turn_now)
-            to_shared = _scores(query, rotate(keys, turn))
+            to_shared = _scores(query, keys)
             to_own = jnp.einsum(
-                "bnrhk,bnrphk->bnhrp",
-                query,
-                rotate(own_keys, turn_own),
-                preferred_element_type=jnp.float32,
+                "bnrhk,bnrphk->bnhrp", query, own_keys, preferred_element_type=jnp.float32
             )
             weight = _weigh(jnp.concatenate([to_shared, to_own], axis=-1), mask, query)
             on_shared, on_own = jnp.split(weight, [place.shape[0]], axis=-1)
             mixed = jnp.einsum("bnhrs,bnshk->bnrhk", on_shared, values)
             mixed = mixed + jnp.einsum("bnhrp,bnrphk->bnrhk", on_own, own_values)
-            return block.finish(x, mixed, _DropoutKeys()), (own_keys, own_values)
+            return block.finish(x, mixed, DropoutKeys()), (own_keys, own_values)
 
-        given = (self.layers, history.keys, history.values, branches.keys, branches.values)
+        given = (self.layers, trunk.keys, trunk.values, branches.keys, branches.values)
         x, (keys, values) = jax.lax.scan(layer, x, given)
         return self.norm(x), Branches(keys, values)
 
@@ -237,7 +294,7 @@ class AgentAttention(eqx.Module):
         alone = jnp.broadcast_to(jnp.eye(x.shape[-2], dtype=bool), (*x.shape[:-1], x.shape[-2]))
         mask = present[..., None, :] | alone
 
-        def layer(x: Array, given: tuple[Block, _DropoutKeys]) -> tuple[Array, None]:
+        def layer(x: Array, given: tuple[Block, DropoutKeys]) -> tuple[Array, None]:
             block, dropout = given
             query, key_, value = block.project(x)
             weight = attention_weights(query, key_, mask)
@@ -288,17 +345,19 @@ def drop(x: Array, rate: float, key: Key[Array, ""] | None) -> Array:
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
-class _DropoutKeys(NamedTuple):
+class DropoutKeys(NamedTuple):
+    """One key for each place where a block drops something."""
+
     weights: Key[Array, "*l"] | None = None
     attended: Key[Array, "*l"] | None = None
     fed: Key[Array, "*l"] | None = None
 
 
-def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> _DropoutKeys:
+def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> DropoutKeys:
     """Keys of every layer, layers first; none at all without a key."""
     if key is None:
-        return _DropoutKeys()
-    return _DropoutKeys(*jax.random.split(key, (3, layers)))
+        return DropoutKeys()
+    return DropoutKeys(*jax.random.split(key, (3, layers)))
 
 
 def _stack(layers: int, width: int, heads: int, dropout: float, key: Key[Array, ""]) -> Block:

@@ -9,6 +9,7 @@ discounted continuation, who can still act, what will be legal, and embeddings f
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import equinox as eqx
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import BinsConfig, JointConfig
-from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product
-from ..nn.transformer import AgentAttention, Branches, History, TemporalTransformer
+from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product, spread
+from ..nn.transformer import AgentAttention, Branches, History, TemporalTransformer, Trunk
 
 
 class Outcome(NamedTuple):
@@ -48,10 +49,10 @@ class AheadHead(eqx.Module):
     def __call__(self, u: Float[Array, "*b U"], tail: Int[Array, "*b H"]) -> Float[Array, "*b E"]:
         return self.mlp(self._input(u, tail))
 
-    def alternatives(
+    def _alternatives(
         self, u: Float[Array, "*b U"], tail: Int[Array, "*b H"]
-    ) -> Float[Array, "*b A E"]:
-        """The prediction for each action in place of the last one of the tail.
+    ) -> Float[Array, "*b A J"]:
+        """Hidden activations for each action in place of the last one of the tail.
 
         The first layer is linear in that action, so it is computed once for all of them.
         """
@@ -60,7 +61,31 @@ class AheadHead(eqx.Module):
         shared = product(self._input(u, tail[..., :-1]), first.weight[:size])
         each = add_bias(first.bias, first.weight[size:])
         each = jnp.expand_dims(each, tuple(range(shared.ndim - 1)))
-        return self.mlp.after_first(shared[..., None, :] + each)
+        return jax.nn.silu(self.mlp.norms[0](shared[..., None, :] + each))
+
+    def similarities(
+        self,
+        u: Float[Array, "*b U"],
+        tail: Int[Array, "*b H"],
+        target: Float[Array, "*b E"],
+    ) -> Float[Array, "*b A"]:
+        """Cosine of the target and the prediction for each action in place of the tail's last.
+
+        Predictions are a map W of hidden activations x and a bias. Products with the target need
+        the target under W alone, lengths need W's Gram matrix: no prediction is ever made.
+        """
+        x, exact = self._alternatives(u, tail), jnp.float32
+        weight, bias = self.mlp.linears[1].weight, self.mlp.linears[1].bias.astype(exact)
+        dot = functools.partial(jnp.einsum, preferred_element_type=exact)
+        gram = dot("ie,je->ij", weight, weight)
+        lean = dot("ie,e->i", weight.astype(exact), bias)
+        under = dot("...e,ie->...i", target.astype(weight.dtype), weight)
+        product = dot("...ai,...i->...a", x.astype(exact), under)
+        product += dot("...e,e->...", target.astype(exact), bias)[..., None]
+        turned = dot("...i,ij->...j", x, gram.astype(x.dtype)) + 2 * spread(lean, x.ndim)
+        square = jnp.sum(x.astype(exact) * turned, axis=-1) + dot("e,e->", bias, bias)
+        length = jnp.sum(target.astype(exact) ** 2, axis=-1)[..., None]
+        return product / jnp.sqrt(square * length + 1e-16)
 
     def _input(self, u: Array, tail: Array) -> Array:
         actions = jax.nn.one_hot(tail, self.num_actions, dtype=u.dtype)
@@ -150,7 +175,7 @@ class JointModel(eqx.Module):
     def branch(
         self,
         token: Float[Array, "B R N U"],
-        history: History,
+        trunk: Trunk,
         last: Int[Array, " R"],
         episode: Int[Array, "B R"],
         branches: Branches,
@@ -158,7 +183,7 @@ class JointModel(eqx.Module):
     ) -> tuple[Float[Array, "B R N U"], Branches]:
         """u of the next imagined transition of every root, from its mixed token."""
         u, branches = self.temporal.branch(
-            token.swapaxes(1, 2), history, last, episode, branches, step
+            token.swapaxes(1, 2), trunk, last, episode, branches, step
         )
         return u.swapaxes(1, 2), branches
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import LocalConfig
 from ..nn.dists import symlog, unimix
-from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product
-from ..nn.transformer import Branches, History, TemporalTransformer
+from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product, spread
+from ..nn.transformer import Branches, History, TemporalTransformer, Trunk
 
 
 class Encoder(eqx.Module):
@@ -62,9 +62,34 @@ class Dynamics(eqx.Module):
         is_first: Bool[Array, "*b"],
     ) -> Float[Array, "*b D"]:
         """Token of a record: what was inferred and done before it; zeros at an episode's start."""
+        return self.token_norm(self.enter(z_before, a_before, is_first))
+
+    def enter(
+        self,
+        z_before: Float[Array, "*b Z"],
+        a_before: Float[Array, "*b A"],
+        is_first: Bool[Array, "*b"],
+    ) -> Float[Array, "*b D"]:
+        """The token before its norm."""
         dtype = self.token.weight.dtype
         both = jnp.concatenate([z_before.astype(dtype), a_before.astype(dtype)], axis=-1)
-        return self.token_norm(self.token(jnp.where(is_first[..., None], 0, both)))
+        return self.token(jnp.where(is_first[..., None], 0, both))
+
+    def look_up(
+        self,
+        z_before: Int[Array, "*b S"],
+        a_before: Int[Array, "*b"],
+        is_first: Bool[Array, "*b"],
+        *,
+        classes: int,
+    ) -> Float[Array, "*b D"]:
+        """The same token, from classes and actions: a sum of rows instead of a product."""
+        latents = z_before.shape[-1]
+        of_latents = z_before + spread(jnp.arange(0, latents * classes, classes), z_before.ndim)
+        rows = jnp.concatenate([of_latents, latents * classes + a_before[..., None]], axis=-1)
+        total = jnp.sum(self.token.weight[rows], axis=-2, dtype=jnp.float32)
+        total = jnp.where(is_first[..., None], 0, total).astype(self.token.weight.dtype)
+        return self.token_norm(add_bias(self.token.bias, total))
 
     def history(
         self, token: Float[Array, "B N T D"], episode: Int[Array, "B T"], past: History
@@ -76,14 +101,14 @@ class Dynamics(eqx.Module):
     def branch(
         self,
         token: Float[Array, "B N R D"],
-        history: History,
+        trunk: Trunk,
         last: Int[Array, " R"],
         episode: Int[Array, "B R"],
         branches: Branches,
         step: Int[Array, ""],
     ) -> tuple[Float[Array, "B N R H"], Branches]:
         """State h of the next imagined record of every root."""
-        x, branches = self.transformer.branch(token, history, last, episode, branches, step)
+        x, branches = self.transformer.branch(token, trunk, last, episode, branches, step)
         return self.state_norm(self.state(x)), branches
 
 
@@ -117,9 +142,14 @@ class Posterior(eqx.Module):
         return add_bias(first.bias, product(e, first.weight[-e.shape[-1] :]))
 
     def given(self, h: Float[Array, "*b H"], seen: Float[Array, "*b D"]) -> Float[Array, "*b S K"]:
-        first = self.mlp.linears[0]
-        logits = self.mlp.after_first(product(h, first.weight[: h.shape[-1]]) + seen)
-        return unimix(logits.reshape(*h.shape[:-1], self.latents, -1), self.unimix)
+        return self.mixed(self.mlp.after_first(self.hidden(h, seen)))
+
+    def hidden(self, h: Float[Array, "*b H"], seen: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
+        """What the first layer puts out."""
+        return product(h, self.mlp.linears[0].weight[: h.shape[-1]]) + seen
+
+    def mixed(self, logits: Float[Array, "*b Z"]) -> Float[Array, "*b S K"]:
+        return unimix(logits.reshape(*logits.shape[:-1], self.latents, -1), self.unimix)
 
 
 class Prior(eqx.Module):

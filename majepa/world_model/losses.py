@@ -26,7 +26,8 @@ from .local import Encoder, LocalModel
 from .self_fed import SelfFed, self_fed
 from .sigreg import sigreg
 from .targets import Target, arrivals, cosine, outcome_losses, outcome_masks, sg
-from .unroll import Past, States, infer, rebuild_context, run_joint, tokens_of
+from .tokens import tokens_of
+from .unroll import Past, States, infer, rebuild_context, run_joint
 
 Terms = Mapping[str, Float[Array, ""]]
 
@@ -189,8 +190,7 @@ def ahead_losses(
         if horizon > 1:
             legal = record.legal[:, horizon - 1 : horizon - 1 + roots]
             others = masks.alternatives(legal, tail[..., -1])
-            predicted = head.alternatives(u[:, :roots], tail)
-            similar_other = cosine(predicted, jnp.expand_dims(e_future, -2))
+            similar_other = head.similarities(u[:, :roots], tail, e_future)
             margin = config.loss.margin - similar[..., None] + similar_other
             hinge = jnp.where(others, jax.nn.relu(margin), 0.0)
             per_root = hinge.sum(-1) / jnp.maximum(others.sum(-1), 1)

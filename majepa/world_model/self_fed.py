@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from ..config import MajepaConfig
-from ..nn.dists import TwoHot, kl, sample_index, straight_through
+from ..nn.dists import TwoHot, kl, straight_through
 from ..nn.means import masked_mean
 from ..nn.transformer import History
 from ..replay import Record
@@ -25,7 +25,8 @@ from . import masks
 from .joint import JointModel, Outcome
 from .local import LocalModel, feature
 from .targets import Target, outcome_losses, sg, targets
-from .unroll import Past, States, Tokens, run_history, run_joint
+from .tokens import Tokens
+from .unroll import Past, States, run_joint
 
 
 class SelfFed(NamedTuple):
@@ -130,6 +131,23 @@ def endpoint_masks(
     return team, team & (record.present & record.alive)[row, time][None]
 
 
+class _State(NamedTuple):
+    """Where rollouts stand: what was predicted last, and what is remembered."""
+
+    h: Float[Array, "R N H"]
+    z: Float[Array, "R N S K"]
+    alive: Bool[Array, "R N"]
+    local: History
+    joint: History
+
+
+class _Given(NamedTuple):
+    """What drives one step."""
+
+    a: Float[Array, "R N A"]
+    noise: Float[Array, "R N S K"]
+
+
 def _roll_out(
     frozen: LocalModel,
     joint: JointModel,
@@ -142,42 +160,100 @@ def _roll_out(
     config: MajepaConfig,
     key: Key[Array, ""],
 ) -> _Rollout:
-    """Five transitions from each root, as a batch of `R` sequences."""
-    z_root, present = states.latent[root.row, root.time], record.present[root.row, root.time]
-    local_past, joint_past = _histories(frozen, joint, states, record, tokens, past, root)
-    episode = tokens.episode[root.row, root.time][:, None]
-    num_actions, classes = record.legal.shape[-1], frozen.posterior.classes
-    actions = jax.nn.one_hot(_recorded_actions(record, root, steps), num_actions)
+    """`H` transitions from each root, as a batch of `R` sequences.
 
-    def step(carry: tuple, given: tuple[Array, Array, Array]) -> tuple[tuple, _Rollout]:
-        k, a, noise = given
-        starts = k % config.loss.self_fed_chunk == 0
-        h, z, alive, local_past, joint_past = _cut(carry, starts)
-        s = sg(feature(h, z))
-        u, joint_past = joint(
-            s[:, None], a[:, None], present[:, None], alive[:, None], episode, joint_past
-        )
-        outcome = joint.read(u[:, 0])
-        token = frozen.dynamics.embed(z.reshape(*z.shape[:-2], -1), a, jnp.zeros(alive.shape, bool))
-        h, local_past = frozen.dynamics.history(token[:, :, None], episode, local_past)
-        h = h[:, :, 0]
-        q = frozen.posterior(h, outcome.e_hat)
-        z = straight_through(q, sample_index(q, noise))
-        alive = alive & (outcome.alive >= 0)
-        legal = frozen.legal(feature(h, z)).astype(jnp.float32)
-        memory = (_shorten(local_past, frozen.dynamics.transformer.window),
-                  _shorten(joint_past, joint.temporal.window))  # fmt: skip
-        return (h, z, alive, *memory), _Rollout(outcome, q, legal)
+    Gradients end where a chunk begins. So the chunks' beginnings are found first, without
+    gradients, and then all chunks are run at once.
+    """
+    size = config.loss.self_fed_chunk
+    chunks = -(-steps // size)
+    actions = _recorded_actions(record, root, chunks * size)
+    z_root = states.latent[root.row, root.time]
+    shape = (chunks * size, *z_root.shape, frozen.posterior.classes)
+    given = _Given(jax.nn.one_hot(actions, record.legal.shape[-1]), jax.random.gumbel(key, shape))
+    by_chunk = jax.tree.map(lambda leaf: leaf.reshape(chunks, size, *leaf.shape[1:]), given)
+    present = record.present[root.row, root.time]
+    episode = tokens.episode[root.row, root.time]
 
-    h_root = sg(states.h[root.row, root.time])
-    alive = record.alive[root.row, root.time]
-    carry = (h_root, jax.nn.one_hot(z_root, classes), alive, local_past, joint_past)
-    given = (jnp.arange(steps), actions, jax.random.split(key, steps))
-    return jax.lax.scan(step, carry, given)[1]
+    def run_chunk(state: _State, given: _Given) -> tuple[_State, _State]:
+        def step(state: _State, given: _Given) -> tuple[_State, None]:
+            return _step(frozen, sg(joint), present, episode, state, given)[0], None
+
+        return jax.lax.scan(step, state, given)[0], state
+
+    begin = sg(_State(
+        states.h[root.row, root.time],
+        jax.nn.one_hot(z_root, frozen.posterior.classes),
+        record.alive[root.row, root.time],
+        *_histories(joint, states, record, tokens, past, root),
+    ))  # fmt: skip
+    last, starts = jax.lax.scan(run_chunk, begin, jax.tree.map(lambda leaf: leaf[:-1], by_chunk))
+    starts = jax.tree.map(lambda one, other: jnp.append(one, other[None], axis=0), starts, last)
+
+    present, episode = (jnp.concatenate([leaf] * chunks) for leaf in (present, episode))
+
+    def step(state: _State, given: _Given) -> tuple[_State, _Rollout]:
+        return _step(frozen, joint, present, episode, state, given)
+
+    together = jax.tree.map(lambda leaf: _merge(leaf.swapaxes(0, 1), 1), by_chunk)
+    _, rollout = jax.lax.scan(step, _as_one_batch(sg(starts)), together)
+    return jax.tree.map(lambda leaf: _in_order(leaf, chunks)[:steps], rollout)
+
+
+def _step(
+    frozen: LocalModel,
+    joint: JointModel,
+    present: Bool[Array, "R N"],
+    episode: Int[Array, " R"],
+    state: _State,
+    given: _Given,
+) -> tuple[_State, _Rollout]:
+    """One transition, from states that send no gradient back to what predicted them."""
+    h, z, alive, local_past, joint_past = state
+    s, a = sg(feature(h, z)), given.a
+    u, joint_past = joint(
+        s[:, None], a[:, None], present[:, None], alive[:, None], episode[:, None], joint_past
+    )
+    outcome = joint.read(u[:, 0])
+    token = frozen.dynamics.embed(z.reshape(*z.shape[:-2], -1), a, jnp.zeros(alive.shape, bool))
+    h, local_past = frozen.dynamics.history(token[:, :, None], episode[:, None], local_past)
+    h = h[:, :, 0]
+    q = frozen.posterior(h, outcome.e_hat)
+    z = straight_through(q, jnp.argmax(q + given.noise, axis=-1))
+    legal = frozen.legal(feature(h, z)).astype(jnp.float32)
+    after = _State(
+        h,
+        z,
+        alive & (outcome.alive >= 0),
+        local_past.last(frozen.dynamics.transformer.window - 1),
+        joint_past.last(joint.temporal.window - 1),
+    )
+    return after, _Rollout(outcome, q, legal)
+
+
+def _as_one_batch(states: _State) -> _State:
+    """The states of all chunks, on a first axis, as more rollouts."""
+
+    def history(memory: History) -> History:
+        keys, values = (_merge(leaf.swapaxes(0, 1), 1) for leaf in (memory.keys, memory.values))
+        return History(keys, values, _merge(memory.episode, 0))
+
+    h, z, alive = (_merge(leaf, 0) for leaf in states[:3])
+    return _State(h, z, alive, history(states.local), history(states.joint))
+
+
+def _in_order(x: Shaped[Array, "C R *f"], chunks: int) -> Shaped[Array, "H Q *f"]:
+    """Steps of chunks that ran at once, in the order of time."""
+    apart = x.reshape(x.shape[0], chunks, -1, *x.shape[2:])
+    return _merge(apart.swapaxes(0, 1), 0)
+
+
+def _merge(x: Shaped[Array, "..."], axis: int) -> Shaped[Array, "..."]:
+    """One axis of two."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
 def _histories(
-    frozen: LocalModel,
     joint: JointModel,
     states: States,
     record: Record,
@@ -189,15 +265,10 @@ def _histories(
 
     Both in inference mode and constant.
     """
-    z_before = jnp.concatenate([past.z[:, None], states.latent[:, :-1]], axis=1)
-    _, local = run_history(
-        frozen.dynamics, tokens._replace(z_before=z_before), past.local,
-        classes=frozen.posterior.classes, num_actions=record.legal.shape[-1],
-    )  # fmt: skip
     _, whole = run_joint(sg(joint), sg(states.s), record, tokens.episode, past.joint)
-    local_window, joint_window = frozen.dynamics.transformer.window, joint.temporal.window
+    local_window, joint_window = past.local.episode.shape[1] + 1, joint.temporal.window
     return sg((
-        local.ending_at(root.row, local_window - 1 + root.time, local_window - 1),
+        states.history.ending_at(root.row, local_window - 1 + root.time, local_window - 1),
         whole.ending_at(root.row, joint_window - 2 + root.time, joint_window - 1),
     ))  # fmt: skip
 
@@ -206,19 +277,6 @@ def _recorded_actions(record: Record, root: _Root, steps: int) -> Int[Array, "H 
     """The actions that drive a rollout; what lies beyond the sample is masked later."""
     at = root.time[None, :] + jnp.arange(steps)[:, None]
     return record.action[root.row[None, :], jnp.minimum(at, record.reward.shape[1] - 1)]
-
-
-def _cut(carry: tuple, starts: Bool[Array, ""]) -> tuple:
-    """The carried state, constant at the start of a chunk."""
-
-    def cut(leaf: Array) -> Array:
-        return jnp.where(starts, sg(leaf), leaf)
-
-    return jax.tree.map(cut, carry)
-
-
-def _shorten(history: History, window: int) -> History:
-    return history.last(window - 1)
 
 
 def _diagnose(

@@ -7,17 +7,22 @@ inferred anew as a whole, without gradients. Nothing before an episode's start i
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
-from ..nn.dists import sample_index, straight_through
+from ..nn.dists import straight_through
 from ..nn.transformer import History
+from ..packing import least
 from ..replay import Record, Sequence
+from .condense import Basis, condense_local
 from .joint import JointModel
-from .local import Dynamics, Encoder, LocalModel, Posterior, feature
+from .local import Dynamics, LocalModel, feature
+from .recurrence import LONGEST_CHUNK, follow_latents, sample_latents
+from .tokens import Tokens, enter, tokens_of
 
 sg = jax.lax.stop_gradient
 
@@ -33,23 +38,12 @@ class States(NamedTuple):
     """One-hot samples, with the gradient of their probabilities."""
     latent: Int[Array, "B T N S"]
     """Classes of z."""
+    history: History
+    """Of the local model, up to the last record; constant."""
 
     @property
     def s(self) -> Float[Array, "B T N F"]:
         return feature(self.h, self.z)
-
-
-class Tokens(NamedTuple):
-    """What the local history of each record is made of."""
-
-    z_before: Int[Array, "B T N S"]
-    a_before: Int[Array, "B T N"]
-    is_first: Bool[Array, "B T"]
-    episode: Int[Array, "B T"]
-    """Number of the episode within the sequence."""
-
-    def between(self, begin: int, end: int | None) -> Tokens:
-        return jax.tree.map(lambda leaf: leaf[:, begin:end], self)
 
 
 class Past(NamedTuple):
@@ -72,87 +66,76 @@ class Roots(NamedTuple):
     episode: Int[Array, "B T"]
 
 
-def tokens_of(sequence: Sequence, latent: Int[Array, "B T N S"]) -> Tokens:
-    """Latents and actions moved one record on; the sequence brings what preceded it."""
-    record = sequence.record
-    return Tokens(
-        z_before=_shift(sequence.previous_latent, latent),
-        a_before=_shift(sequence.previous_action, record.action),
-        is_first=record.is_first,
-        episode=jnp.cumsum(record.is_first, axis=1, dtype=jnp.int32),
-    )
-
-
 def run_history(
     dynamics: Dynamics, tokens: Tokens, past: History, *, classes: int, num_actions: int
 ) -> tuple[Float[Array, "B T N H"], History]:
     """All states h at once, for known latents."""
-    agents = tokens.a_before.shape[-1]
-    first = jnp.broadcast_to(tokens.is_first[..., None], (*tokens.is_first.shape, agents))
-    token = dynamics.embed(
-        one_hot_vec(tokens.z_before, classes), jax.nn.one_hot(tokens.a_before, num_actions), first
-    )
-    h, history = dynamics.history(token.swapaxes(1, 2), tokens.episode, past)
+    token = enter(dynamics, tokens, classes=classes, num_actions=num_actions)
+    token = dynamics.token_norm(token).swapaxes(1, 2)
+    h, history = dynamics.history(token, tokens.episode, past)
     return h.swapaxes(1, 2), history
 
 
 def rebuild_context(
     local: LocalModel, joint: JointModel, sequence: Sequence, tokens: Tokens, context: int
 ) -> Past:
-    """The past of the learning records, from stored latents and the current parameters."""
-    record: Record = jax.tree.map(lambda leaf: leaf[:, :context], sequence.record)
-    classes, num_actions = local.posterior.classes, record.legal.shape[-1]
-    batch, agents = record.alive.shape[0], record.alive.shape[2]
-    dtype = local.dynamics.token.weight.dtype
-    nothing = local.dynamics.transformer.empty(batch, agents, dtype)
-    h, history = run_history(
-        local.dynamics, tokens.between(0, context), nothing,
-        classes=classes, num_actions=num_actions,
-    )  # fmt: skip
-    s = feature(h, jax.nn.one_hot(record.latent, classes))
-    _, joint_history = run_joint(
-        joint, s, record, tokens.episode[:, :context], joint.temporal.empty(batch, agents, dtype)
+    """The past of the learning records, from known latents and the current parameters.
+
+    Only records that some learning record can remember are looked at, in chunks.
+    """
+    local, joint = sg((local, joint))
+    record, num_actions = sequence.record, sequence.record.legal.shape[-1]
+    batch, _, agents = record.alive.shape
+    dtype, classes = local.dynamics.token.weight.dtype, local.posterior.classes
+    size = math.gcd(context, LONGEST_CHUNK)
+
+    def chunk(number: Int[Array, ""], carry: tuple[History, History]) -> tuple[History, History]:
+        history, joint_history = carry
+
+        def part(leaf: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(leaf, number * size, size, axis=1)
+
+        rows, given = jax.tree.map(part, (record, tokens))
+        h, history = run_history(
+            local.dynamics, given, history, classes=classes, num_actions=num_actions
+        )
+        s = feature(h, jax.nn.one_hot(rows.latent, classes))
+        _, joint_history = run_joint(joint, s, rows, given.episode, joint_history)
+        return (
+            history.last(local.dynamics.transformer.window - 1),
+            joint_history.last(joint.temporal.window - 1),
+        )
+
+    nothing = (
+        local.dynamics.transformer.empty(batch, agents, dtype),
+        joint.temporal.empty(batch, agents, dtype),
     )
-    past = Past(
-        local=history.last(local.dynamics.transformer.window - 1),
-        joint=joint_history.last(joint.temporal.window - 1),
-        z=record.latent[:, -1],
+    history, joint_history = jax.lax.fori_loop(
+        first_needed(record, context) // size, context // size, chunk, nothing
     )
-    return sg(past)
+    return Past(history, joint_history, record.latent[:, context - 1])
+
+
+def first_needed(record: Record, context: int) -> Int[Array, ""]:
+    """The earliest record that a learning record of any sequence, of any run, can remember."""
+    place = jnp.arange(context + 1)[None]
+    begin = jnp.max(jnp.where(record.is_first[:, : context + 1], place, 0), axis=1)
+    return least(jnp.min(begin))
 
 
 def infer(
     local: LocalModel, record: Record, tokens: Tokens, past: Past, key: Key[Array, ""]
 ) -> States:
     """States of the learning records, each from the sample before it."""
-    classes, num_actions = local.posterior.classes, record.legal.shape[-1]
     e = local.encoder(record.observation)
-    dynamics, window = local.dynamics, local.dynamics.transformer.window
-
-    def step(carry: tuple[History, Array], row: tuple[Array, ...]) -> tuple[tuple, tuple]:
-        history, z_before = carry
-        seen, a_before, is_first, episode, noise = row
-        first = jnp.broadcast_to(is_first[:, None], a_before.shape)
-        token = dynamics.embed(z_before, jax.nn.one_hot(a_before, num_actions), first)
-        h, history = dynamics.history(token[:, :, None], episode[:, None], history)
-        h = h[:, :, 0]
-        q = local.posterior.given(h, seen)
-        index = sample_index(q, noise)
-        z = straight_through(q, index)
-        z_next = z.reshape(*z.shape[:-2], -1).astype(h.dtype)
-        return (history.last(window - 1), z_next), (h, q, z, index)
-
-    rows = (
-        local.posterior.seen(e).swapaxes(0, 1),
-        tokens.a_before.swapaxes(0, 1),
-        tokens.is_first.T,
-        tokens.episode.T,
-        jax.random.split(key, record.reward.shape[1]),
+    seen = local.posterior.seen(e)
+    basis = Basis(local.dynamics)
+    thin = sg(condense_local(local, basis))
+    latent = sample_latents(thin.dynamics, thin.posterior, sg(seen), tokens, past.local, key)
+    h, q, history = follow_latents(
+        local.dynamics, local.posterior, seen, tokens.inferred(latent), past.local
     )
-    z_before = one_hot_vec(past.z, classes).astype(e.dtype)
-    _, outputs = jax.lax.scan(step, (past.local, z_before), rows)
-    h, q, z, index = (output.swapaxes(0, 1) for output in outputs)
-    return States(e=e, h=h, q=q, z=z, latent=index)
+    return States(e, h, q, straight_through(q, latent), latent, history)
 
 
 def reinfer(
@@ -160,27 +143,25 @@ def reinfer(
 ) -> Roots:
     """A whole sequence inferred with the current parameters, ready for imagination."""
     record = sequence.record
-    index = _reinfer_latents(local.encoder, local.dynamics, local.posterior, sequence, context, key)
-    classes, num_actions = local.posterior.classes, record.legal.shape[-1]
-    batch, length, agents = record.alive.shape
-    dtype = local.dynamics.token.weight.dtype
-    tokens = tokens_of(sequence, index)
-    h, history = run_history(
-        local.dynamics, tokens, local.dynamics.transformer.empty(batch, agents, dtype),
-        classes=classes, num_actions=num_actions,
+    stored = tokens_of(sequence, record.latent)
+    batch, _, agents = record.alive.shape
+    dynamics, posterior = local.dynamics, local.posterior
+    nothing = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
+    latent = sample_latents(
+        dynamics, posterior, posterior.seen(local.encoder(record.observation)),
+        stored, nothing, key, first_needed(record, context),
     )  # fmt: skip
-    s = feature(h, jax.nn.one_hot(index, classes))
-    _, joint_history = run_joint(
-        joint, s, record, tokens.episode, joint.temporal.empty(batch, agents, dtype)
-    )
-    learning = length - context
-    return Roots(
-        s=s[:, context:],
-        z=index[:, context:],
-        local=history.last(local.dynamics.transformer.window - 1 + learning),
-        joint=joint_history.last(joint.temporal.window - 1 + learning),
-        episode=tokens.episode[:, context:],
-    )
+    sequence = sequence._replace(record=record._replace(latent=latent))
+    tokens = tokens_of(sequence, latent)
+    past = rebuild_context(local, joint, sequence, tokens, context)
+    record, tokens = jax.tree.map(lambda leaf: leaf[:, context:], (sequence.record, tokens))
+    h, history = run_history(
+        dynamics, tokens, past.local,
+        classes=posterior.classes, num_actions=record.legal.shape[-1],
+    )  # fmt: skip
+    s = feature(h, jax.nn.one_hot(record.latent, posterior.classes))
+    _, joint_history = run_joint(joint, s, record, tokens.episode, past.joint)
+    return Roots(s, record.latent, history, joint_history, tokens.episode)
 
 
 def run_joint(
@@ -195,42 +176,3 @@ def run_joint(
     """u of recorded transitions."""
     a = jax.nn.one_hot(record.action, record.legal.shape[-1])
     return joint(s, a, record.present, record.alive, episode, past, key=key)
-
-
-def one_hot_vec(index: Int[Array, "*b S"], classes: int) -> Float[Array, "*b Z"]:
-    return jax.nn.one_hot(index, classes).reshape(*index.shape[:-1], -1)
-
-
-def _reinfer_latents(
-    encoder: Encoder,
-    dynamics: Dynamics,
-    posterior: Posterior,
-    sequence: Sequence,
-    context: int,
-    key: Key[Array, ""],
-) -> Int[Array, "B T N S"]:
-    """Fresh latents, from the earliest record on that any learning record can remember."""
-    record = sequence.record
-    classes, num_actions = posterior.classes, record.legal.shape[-1]
-    length, window = record.reward.shape[1], dynamics.transformer.window
-    seen = posterior.seen(encoder(record.observation))
-    stored = tokens_of(sequence, record.latent)
-
-    def step(t: Int[Array, ""], carry: tuple[History, Array, Array]) -> tuple:
-        history, z_before, latent = carry
-        now: Tokens = jax.tree.map(lambda leaf: leaf[:, t][:, None], stored)
-        now = now._replace(z_before=z_before[:, None])
-        h, history = run_history(dynamics, now, history, classes=classes, num_actions=num_actions)
-        index = sample_index(posterior.given(h[:, 0], seen[:, t]), jax.random.fold_in(key, t))
-        return history.last(window - 1), index, latent.at[:, t].set(index)
-
-    reset = jnp.where(record.is_first[:, : context + 1], jnp.arange(context + 1)[None], 0)
-    begin = jnp.min(jnp.max(reset, axis=1))
-    batch, agents = record.alive.shape[0], record.alive.shape[2]
-    nothing = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
-    z_before = jnp.take(stored.z_before, begin, axis=1)
-    return jax.lax.fori_loop(begin, length, step, (nothing, z_before, record.latent))[2]
-
-
-def _shift(before: Array, x: Array) -> Array:
-    return jnp.concatenate([before[:, None], x[:, :-1]], axis=1)

@@ -19,11 +19,13 @@ from majepa.agent import Learner, Majepa, Optimizers
 from majepa.algorithm import Row
 from majepa.collect import begin, collect
 from majepa.config import DEBUG
+from majepa.nn.transformer import History
 from majepa.policy.ppo import replay_targets
 from majepa.replay import Record, Sequence, insert, sample
 from majepa.world_model.masks import sources, team
 from majepa.world_model.targets import arrivals
-from majepa.world_model.unroll import States, tokens_of
+from majepa.world_model.tokens import tokens_of
+from majepa.world_model.unroll import States
 
 ENV = CountingEnv(lengths=(3, 5, 4, 2), limit=5)
 """The second environment's episodes are cut off by the clock."""
@@ -129,7 +131,8 @@ def test_transitions_arrive_at_the_next_record():
     record = learning()
     e = record.observation
     blank = jnp.zeros((*record.alive.shape, 1, 1))
-    states = States(e=e, h=blank[..., 0], q=blank, z=blank, latent=record.latent)
+    nothing = History(blank, blank, record.is_first)
+    states = States(e, blank[..., 0], blank, blank, record.latent, nothing)
     target = arrivals(states, 100 + e, record)
     time = found().time[:, CONTEXT:]
     real = found().row[:, CONTEXT:] >= 0

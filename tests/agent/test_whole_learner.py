@@ -317,6 +317,7 @@ def prepared(monkeypatch):
     monkeypatch.setattr(host, "evaluate", judge)
     monkeypatch.setattr(lanes, "_collect", noting_keys(collect_rows, rows=1))
     monkeypatch.setattr(lanes, "_update", noting_keys(update))
+    monkeypatch.setattr(lanes.Lanes, "need", lambda _: None)
     monkeypatch.setattr(loop, "_fresh", lambda *_: begun)
     return keys
 

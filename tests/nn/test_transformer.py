@@ -319,11 +319,11 @@ class TestBranches:
         @jit
         def run(model, x, history, last, episode):
             """Steps `[P, B, N, R, D]` of all roots, on shared keys and values."""
-            room = model.no_branches(history, last.shape[0], x.shape[0])
+            trunk, room = model.fork(history, last.shape[0], x.shape[0])
 
             def step(room, given):
                 k, x = given
-                out, room = model.branch(x, history, last, episode, room, k)
+                out, room = model.branch(x, trunk, last, episode, room, k)
                 return room, out
 
             return jax.lax.scan(step, room, (jnp.arange(x.shape[0]), x))[1]

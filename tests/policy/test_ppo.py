@@ -15,7 +15,7 @@ from majepa.agent import Majepa, Optimizers, Params
 from majepa.config import DEBUG, MajepaConfig
 from majepa.envs.base import EnvSpec
 from majepa.imagine import Imagined
-from majepa.nn.dists import TwoHot
+from majepa.nn.dists import TwoHot, log_prob_of
 from majepa.nn.optim import Moments, apply_update
 from majepa.policy.actor import Actor
 from majepa.policy.critic import Critic
@@ -28,6 +28,7 @@ from majepa.policy.ppo import (
     replay_targets,
     values,
 )
+from majepa.world_model.condense import Basis
 
 STEPS, BATCH, ROOTS, AGENTS, ACTIONS = 4, 2, 14, 3, 5
 LOCAL = DEBUG.local
@@ -474,6 +475,7 @@ class Update(NamedTuple):
     optimizers: Optimizers
     frozen: Frozen
     replayed: ReplayTargets
+    basis: Basis
 
 
 @functools.cache
@@ -488,7 +490,23 @@ def begun() -> Update:
     _, actor, critic, _, frozen = batch()
     params = Params(*make_models(0), actor, critic)
     moments = (algorithm().model_optimizer.init(group) for group in params)
-    return Update(params, Optimizers(*moments), frozen, make_replayed())
+    basis, replayed = Basis(params.local.dynamics), make_replayed()
+    return Update(
+        params, Optimizers(*moments), condensed(frozen), condensed(replayed, seed=1), basis
+    )
+
+
+def condensed(batch, seed: int = 0):
+    """With random states of the size that an update takes."""
+    size = Basis(make_models(0)[0].dynamics).gram.shape[0] + LOCAL.latents * LOCAL.classes
+    s = np.random.default_rng(seed).normal(size=(*batch.s.shape[:-1], size))
+    return batch._replace(s=array(s))
+
+
+def dense(batch):
+    """The same batch with whole states."""
+    c, z = np.split(np.asarray(batch.s), [begun().basis.gram.shape[0]], axis=-1)
+    return batch._replace(s=array(np.concatenate([c @ begun().basis.weight, z], axis=-1)))
 
 
 @functools.cache
@@ -531,7 +549,8 @@ def test_the_policy_leaves_the_old_one_after_the_first_epoch_only():
 
 
 def test_every_epoch_uses_the_frozen_batch_and_the_first_policy():
-    params, optimizers, frozen, replayed = begun()
+    params, optimizers, *batches, _ = begun()
+    frozen, replayed = map(dense, batches)
     config, optimizer = algorithm().config, algorithm()
 
     @jit
@@ -563,7 +582,8 @@ def test_every_epoch_uses_the_frozen_batch_and_the_first_policy():
     for one, other, start in zip(got, expected, started, strict=True):
         assert np.abs(one - start).max() > 0.1
         np.testing.assert_allclose(one, other, atol=2e-3)
-    np.testing.assert_allclose(old, np.log(taken(probabilities())), rtol=1e-4, atol=1e-5)
+    first = log_prob_of(jit(params.actor)(frozen.s, frozen.legal), frozen.action)
+    np.testing.assert_allclose(old, first, rtol=1e-4, atol=1e-5)
 
 
 def altered(**changes) -> tuple[Params, Optimizers]:
@@ -575,7 +595,7 @@ def altered(**changes) -> tuple[Params, Optimizers]:
     replayed = before.replayed._replace(
         **{name: new for name, new in changes.items() if name == "valid"}
     )
-    return improve()(before.params, before.optimizers, frozen, replayed)[:2]
+    return improve()(before.params, before.optimizers, frozen, replayed, before.basis)[:2]
 
 
 def test_the_critics_losses_do_not_touch_the_actor():

@@ -281,8 +281,9 @@ def test_a_run_that_fails_leaves_the_others_alone(joint, folders):
     lengths = [load_file(whole / CHECKPOINT)["stream/env_state/length"][0] for whole, _ in joint]
     assert [length == ENV.limit for length in lengths] == [False, True, False]
     message = "1 of 3 runs trained together failed: .* no legal action for environment 0, agent 0"
-    with world(Trap()), pytest.raises(TrainError, match=message):
+    with world(Trap()), pytest.raises(TrainError, match=message) as caught:
         train_together(CONFIGS, folders)
+    assert {result.folder for result in caught.value.results} == {folders[0], folders[2]}
     assert not (folders[1] / CHECKPOINT).exists()
     for lane in (0, 2):
         assert lines(folders[lane], "metrics.jsonl")[-1]["kind"] == "final"

@@ -18,7 +18,8 @@ from majepa.replay import Record, Sequence
 from majepa.world_model.joint import JointModel
 from majepa.world_model.local import Encoder, LocalModel
 from majepa.world_model.losses import ModelLoss, model_loss
-from majepa.world_model.unroll import Past, States, Tokens, infer, rebuild_context, tokens_of
+from majepa.world_model.tokens import Tokens, tokens_of
+from majepa.world_model.unroll import Past, States, infer, rebuild_context
 
 
 class World(NamedTuple):

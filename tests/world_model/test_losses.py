@@ -172,7 +172,7 @@ class Parts(NamedTuple):
     replaced: Any
     """The same for each action in place of the last one, one by one."""
     alternatives: Any
-    """The same at once."""
+    """How similar each of those is to what came, without predicting them."""
 
 
 @jit
@@ -195,7 +195,8 @@ def compute(local, joint, given, alive_before, key) -> Parts:
         if horizon > 1:
             tails = [tail.at[..., -1].set(action) for action in range(ACTIONS)]
             replaced[horizon] = jnp.stack([head(u[:, :roots], tail) for tail in tails], -2)
-            alternatives[horizon] = head.alternatives(u[:, :roots], tail)
+            e_future = given.e_bar[:, horizon : horizon + roots]
+            alternatives[horizon] = head.similarities(u[:, :roots], tail, e_future)
     return Parts(
         local_terms, joint_terms, routed,
         p=local.prior(states.h), post=local.predict_post(states.s),
@@ -310,14 +311,18 @@ class TestAhead:
         later = [weight / sum(share[1:]) for weight in share[1:]]
         np.testing.assert_allclose(later, [0.4324, 0.3243, 0.2432], atol=6e-5)
 
-    def test_alternatives_at_once_equal_one_by_one(self, parts):
+    def test_alternatives_at_once_equal_one_by_one(self, parts, data):
         assert parts.replaced.keys() == {2, 4, 8}
+        roots = data.record.action.shape[1] - FARTHEST
         for horizon, predicted in parts.replaced.items():
-            np.testing.assert_allclose(parts.alternatives[horizon], predicted, rtol=1e-4, atol=1e-5)
+            came = np.asarray(data.e_bar)[:, horizon : horizon + roots, :, None]
+            lengths = np.linalg.norm(predicted, axis=-1) * np.linalg.norm(came, axis=-1)
+            similar = np.sum(predicted * came, axis=-1) / lengths
+            np.testing.assert_allclose(parts.alternatives[horizon], similar, rtol=1e-4, atol=1e-5)
 
     def test_the_factual_action_is_one_of_them(self, parts, data):
         roots = data.record.action.shape[1] - FARTHEST
-        for horizon, predicted in parts.alternatives.items():
+        for horizon, predicted in parts.replaced.items():
             last = data.record.action[:, horizon - 1 : horizon - 1 + roots]
             own = np.take_along_axis(predicted, last[..., None, None], axis=-2)[..., 0, :]
             np.testing.assert_allclose(own, parts.factual[horizon], rtol=1e-4, atol=1e-5)
@@ -383,9 +388,11 @@ class TestSymmetry:
         record = given.record
         agents = ("observation", "legal", "alive", "present", "action", "latent")
         record = record._replace(**{name: permute(getattr(record, name), 2) for name in agents})
+        states = permute(given.states._replace(history=None), 2)
+        states = states._replace(history=history(given.states.history))
         permuted = given._replace(
             record=record,
-            states=permute(given.states, 2),
+            states=states,
             e_bar=permute(given.e_bar, 2),
             past=given.past._replace(joint=history(given.past.joint)),
         )

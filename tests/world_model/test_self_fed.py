@@ -1,6 +1,7 @@
 """Self-fed rollouts against rollouts without caches, and where their gradients are cut."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -115,13 +116,14 @@ class TestRollout:
             is_first=tokens.is_first & ~after, episode=hold(tokens.episode)
         )  # fmt: skip
         present = hold(given.record.present)
-        for k, noise in enumerate(jax.random.split(KEY, STEPS)):
+        shape = (STEPS + 1, BATCH, AGENTS, DEBUG.local.latents, DEBUG.local.classes)
+        for k, noise in enumerate(jax.random.gumbel(KEY, shape)[:STEPS]):
             now = time + k
             outcome, q = whole(world.local, world.joint, given, latent, tokens, alive, present)
             outcome: Any = jax.tree.map(lambda leaf, now=now: leaf[:, now], outcome)
             step = jax.tree.map(lambda leaf, k=k: leaf[k], rollouts[time])
             assert_close((step.outcome, step.q), (outcome, q[:, now]))
-            latent = latent.at[:, now + 1].set(jax.random.categorical(noise, q[:, now]))
+            latent = latent.at[:, now + 1].set(jnp.argmax(q[:, now] + noise, axis=-1))
             alive = alive.at[:, now + 1].set(alive[:, now] & (outcome.alive >= 0))
 
     def test_recorded_actions_drive_it_even_if_they_look_illegal(self, world, given, rollouts):
@@ -170,8 +172,20 @@ class TestRollout:
         jax.tree.map(np.testing.assert_array_equal, found, rollouts[time])
 
 
+class Numbered(eqx.Module):
+    """What drives a step of each rollout, and the step's number."""
+
+    a: jax.Array
+    noise: jax.Array
+    number: jax.Array
+
+    def __init__(self, a: jax.Array, noise: jax.Array) -> None:
+        number = jnp.broadcast_to(jnp.arange(len(a))[:, None], a.shape[:2])
+        self.a, self.noise, self.number = a, noise, jnp.minimum(number, STEPS - 1)
+
+
 _steps: list[jax.Array] = []
-"""The number of the step that is being traced, if it is one of a rollout."""
+"""Numbers of the steps that are being traced, one of each rollout."""
 
 
 class Nudged(JointModel):
@@ -187,28 +201,26 @@ class Nudged(JointModel):
 
     def mix(self, *args, **kwargs):
         token = super().mix(*args, **kwargs)
-        return token + self.at_token[_steps[-1]] if _steps else token
+        return token + self.at_token[_steps[-1]][:, None, None, None] if _steps else token
 
     def read(self, u):
         outcome = super().read(u)
-        return outcome._replace(e_hat=outcome.e_hat + self.at_embedding[_steps[-1]])
+        e_hat = outcome.e_hat + self.at_embedding[_steps[-1]][:, None, None]
+        return outcome._replace(e_hat=e_hat)
 
 
 @pytest.fixture(scope="module")
 def jacobian(world, given):
     """Derivatives of each loss after each step, for a number of transitions in a chunk."""
-    scan = jax.lax.scan
+    take_step, plain = module._step, module._Given
 
-    def counting(body, init, xs, *args, **kwargs):
-        def step(carry, given):
-            _steps.append(given[0])
-            try:
-                return body(carry, given)
-            finally:
-                _steps.pop()
-
-        is_rollout = body.__qualname__.startswith("_roll_out")
-        return scan(step if is_rollout else body, init, xs, *args, **kwargs)
+    def counted(*args):
+        *others, given = args
+        _steps.append(given.number)
+        try:
+            return take_step(*others, plain(given.a, given.noise))
+        finally:
+            _steps.pop()
 
     def losses(nudges, chunk):
         config = altered(DEBUG, loss=altered(DEBUG.loss, self_fed_chunk=chunk))
@@ -217,11 +229,15 @@ def jacobian(world, given):
         entries = entries_of(rollout, given, root)
         return {name: jnp.mean(entry, axis=(1, 2)) for name, entry in entries.items()}
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.lax, "scan", counting)
+    @functools.cache
+    def found(chunk: int):
         nudges = {"at_token": jnp.zeros(STEPS), "at_embedding": jnp.zeros(STEPS)}
-        compiled = jit(jax.jacfwd(losses)).lower(nudges, jnp.asarray(2)).compile()
-    return lambda chunk: compiled(nudges, jnp.asarray(chunk))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_step", counted)
+            patch.setattr(module, "_Given", Numbered)
+            return jit(jax.jacfwd(functools.partial(losses, chunk=chunk)))(nudges)
+
+    return found
 
 
 class TestCuts:

@@ -13,12 +13,12 @@ from majepa.nn.layers import cast
 from majepa.replay import Record, Sequence
 from majepa.world_model.joint import JointModel
 from majepa.world_model.local import LocalModel
+from majepa.world_model.tokens import tokens_of
 from majepa.world_model.unroll import (
     infer,
     rebuild_context,
     reinfer,
     run_history,
-    tokens_of,
 )
 
 BATCH, AGENTS, ACTIONS, OBSERVATION = 2, 2, 3, 5

@@ -1,0 +1,390 @@
+"""How long a learner call of MA-JEPA takes, whole and in parts, on the replay of a real run.
+
+    uv run python benchmarks/learner.py runs/majepa-2s3z-0-1 --seeds 1 3
+
+The folder must hold a checkpoint with its replay: of a run that goes on, or was stopped early.
+`--preset` measures another size on the records of that run, with latents drawn at random.
+
+Prints one JSON line per measurement:
+
+- `call`: mean over many calls in a row, of one seed or several in one program; `context` counts how
+  many records before the learning ones were needed, as the run's own episodes have it;
+- `context`: the same with every episode begun so many records before the learning ones;
+- `phase`: each part of a call by itself, beside the floating-point operations and the bytes of its
+  matrix products, counted in the traced program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from majepa.agent import Learner, Majepa
+from majepa.checkpoint import read_omitted
+from majepa.config import MajepaConfig, preset
+from majepa.envs import make_env
+from majepa.imagine import imagine
+from majepa.nn.layers import cast
+from majepa.packing import packed
+from majepa.policy.ppo import freeze, replay_targets
+from majepa.replay import Sequence, sample
+from majepa.run_folder import newest_checkpoint, read_config
+from majepa.training import load_run, make_algorithm
+from majepa.world_model import unroll
+from majepa.world_model.condense import (
+    Basis,
+    condense_actor,
+    condense_critic,
+    condense_joint,
+    condense_local,
+)
+from majepa.world_model.losses import model_loss
+from majepa.world_model.recurrence import LONGEST_CHUNK
+from majepa.world_model.tokens import tokens_of
+
+LEAST = 20_000
+"""Transitions that a run must have to be taken for a real one."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--preset", help="measure this size instead of the run's own")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=10, help="of each phase and context")
+    parser.add_argument("--only", nargs="+", choices=["call", "context", "phase"])
+    parser.add_argument("--short", action="store_true", help="accept shorter runs, to try it out")
+    options = parser.parse_args()
+    kinds = options.only or ["call", "context", "phase"]
+    for folder in options.runs:
+        subject = load(folder, options.preset, short=options.short)
+        if "call" in kinds:
+            for seeds in options.seeds:
+                report(subject, measure_calls(subject, seeds, options.calls))
+        if "context" in kinds:
+            for line in measure_contexts(subject, options.repeats):
+                report(subject, line)
+        if "phase" in kinds:
+            for line in measure_phases(subject, options.repeats):
+                report(subject, line)
+
+
+class Subject(NamedTuple):
+    """A learner in the middle of a run."""
+
+    env: str
+    preset: str
+    algorithm: Majepa
+    learner: Learner
+
+
+def load(folder: Path, name: str | None, *, short: bool) -> Subject:
+    config = read_config(folder)
+    if not isinstance(config.algo, MajepaConfig):
+        sys.exit(f"{folder} is a run of {config.algorithm}; this measures MA-JEPA")
+    which = newest_checkpoint(folder)
+    if which is None:
+        sys.exit(f"{folder} holds no checkpoint yet")
+    if read_omitted(folder / which):
+        sys.exit(f"{folder / which} was kept without its replay: take a run that was stopped early")
+    env = make_env(config.env)
+    algorithm = make_algorithm(config, env.spec)
+    learner = load_run(folder, config, algorithm, env, which=which).learner
+    transitions = int(learner.transitions)
+    if transitions < LEAST and not short:
+        sys.exit(
+            f"{folder} has {transitions:,} transitions; a replay of {LEAST:,} or more is asked"
+        )
+    if name is not None:
+        wanted = dataclasses.replace(preset("majepa", name, config.env), steps=config.steps)
+        algorithm = make_algorithm(wanted, env.spec)
+        learner = with_records_of(learner, algorithm)
+    # Past the first calls, which train the world model alone.
+    learner = learner._replace(calls=jnp.asarray(1_000_000, jnp.int32))
+    return Subject(config.env, name or "own", algorithm, learner)
+
+
+def with_records_of(given: Learner, algorithm: Majepa) -> Learner:
+    """A fresh learner of another size whose replay holds the same records."""
+    fresh = jax.jit(algorithm.init)(jax.random.key(0))
+    old, new = given.replay.stored, fresh.replay.stored
+    if old.reward.shape != new.reward.shape:
+        sys.exit(
+            f"the replay has {old.reward.shape} rows by environments, the preset's "
+            f"{new.reward.shape}: take a run with as many environments and steps"
+        )
+    classes = algorithm.config.local.classes
+    latent = np.random.default_rng(0).integers(classes, size=new.latent.shape)
+    stored = old._replace(latent=jnp.asarray(latent, new.latent.dtype))
+    return fresh._replace(replay=given.replay._replace(stored=stored))
+
+
+def report(subject: Subject, line: dict[str, Any]) -> None:
+    device = jax.devices()[0].device_kind
+    shared = {
+        "env": subject.env,
+        "agents": subject.algorithm.spec.num_agents,
+        "preset": subject.preset,
+        "precision": subject.algorithm.config.precision,
+        "device": device,
+    }
+    print(json.dumps(line | shared), flush=True)
+
+
+def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
+    algorithm, learner = subject.algorithm, subject.learner
+    keys = jax.random.split(jax.random.key(1), (calls + 3, seeds))
+    wanted = jnp.ones(seeds, bool)
+    one = algorithm.call
+    if seeds == 1:
+        keys, wanted = keys[:, 0], wanted[0]
+        learner = jax.tree.map(jnp.copy, learner)
+    else:
+        one = packed(one)
+        learner = jax.tree.map(lambda leaf: jnp.stack([leaf] * seeds), learner)
+    started = time.perf_counter()
+    call = jax.jit(one, donate_argnums=0).lower(learner, keys[0], wanted).compile()
+    compiling = time.perf_counter() - started
+    for key in keys[:3]:
+        learner, _ = call(learner, key, wanted)
+    jax.block_until_ready(learner)
+    started = time.perf_counter()
+    for key in keys[3:]:
+        learner, _ = call(learner, key, wanted)
+    jax.block_until_ready(learner)
+    spent = time.perf_counter() - started
+    return {
+        "what": "call",
+        "seeds": seeds,
+        "calls": calls,
+        "ms": round(1e3 * spent / calls, 2),
+        "compile_s": round(compiling, 1),
+        "context": contexts(subject, 100),
+    }
+
+
+def contexts(subject: Subject, views: int) -> dict[int, int]:
+    """How often so many records, in whole chunks, are needed before the learning ones."""
+    config, replay = subject.algorithm.config, subject.learner.replay
+    chunk = math.gcd(config.context, LONGEST_CHUNK)
+
+    @jax.jit
+    def needed(key: jax.Array) -> jax.Array:
+        view = sample(replay, config.replay, config.context, key)
+        return unroll.first_needed(view.record, config.context)
+
+    first = [int(needed(key)) for key in jax.random.split(jax.random.key(2), views)]
+    found = Counter(config.context - chunk * (begin // chunk) for begin in first)
+    return dict(sorted(found.items()))
+
+
+def draw_view(subject: Subject, begin: int | None = None) -> Sequence:
+    """A view of the replay; `begin` is where the episodes of all its learning records begin."""
+    config = subject.algorithm.config
+    view = jax.jit(lambda key: sample(subject.learner.replay, config.replay, config.context, key))(
+        jax.random.key(3)
+    )
+    if begin is None:
+        return view
+    is_first = view.record.is_first.at[:, : config.context + 1].set(False).at[:, begin].set(True)
+    return view._replace(record=view.record._replace(is_first=is_first))
+
+
+def measure_contexts(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]:
+    algorithm, learner = subject.algorithm, subject.learner
+    config = algorithm.config
+    bare = learner._replace(replay=None)
+    model = jax.jit(algorithm.train_model)
+    behaviour = jax.jit(algorithm.train_behaviour)
+    for needed in range(0, config.context + 1, math.gcd(config.context, LONGEST_CHUNK)):
+        view = draw_view(subject, config.context - needed)
+        yield {
+            "what": "context",
+            "records": needed,
+            "model_ms": clock(model, (bare, view, jax.random.key(4)), repeats),
+            "behaviour_ms": clock(
+                behaviour, (learner.params, learner.optimizers, view, jax.random.key(5)), repeats
+            ),
+        }
+
+
+def measure_phases(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]:
+    config, view = subject.algorithm.config, draw_view(subject)
+    begin = int(unroll.first_needed(view.record, config.context))
+    needed = config.context - begin
+    for name, function, arguments in phases(subject, view):
+        work = counted(function, arguments, begin)
+        ms = clock(jax.jit(function), arguments, repeats)
+        yield {
+            "what": "phase",
+            "phase": name,
+            "records": needed,
+            "ms": ms,
+            "tflop": round(work.flops / 1e12, 4),
+            "gib": round(work.bytes / 2**30, 3),
+            "tflop_per_s": round(work.flops / 1e9 / ms, 1),
+        }
+
+
+def phases(subject: Subject, view: Sequence) -> Iterator[tuple[str, Callable, tuple]]:
+    """Names, functions and arguments, in the order of a call."""
+    algorithm, learner = subject.algorithm, subject.learner
+    config, params = algorithm.config, learner.params
+    context, key = config.context, jax.random.key(6)
+    dtype = jnp.dtype(config.precision)
+    local, joint, actor = jax.jit(lambda params: cast(params, dtype))(params[:3])
+    tokens = tokens_of(view, view.record.latent)
+    record = jax.tree.map(lambda leaf: leaf[:, context:], view.record)
+    suffix = tokens.between(context, None)
+
+    def rebuild(local: Any, joint: Any) -> unroll.Past:
+        return unroll.rebuild_context(local, joint, view, tokens, context)
+
+    past = jax.jit(rebuild)(local, joint)
+
+    def infer(local: Any) -> unroll.States:
+        return unroll.infer(local, record, suffix, past, key)
+
+    def infer_back(local: Any) -> Any:
+        def total(local: Any) -> jax.Array:
+            states = infer(local)
+            return jnp.sum(states.h, dtype=jnp.float32) + jnp.sum(states.q)
+
+        return jax.grad(total)(local)
+
+    def objective(groups: Any) -> Any:
+        return jax.grad(model_loss, has_aux=True)(
+            groups, learner.target_encoder, view, config, key
+        )[0]
+
+    basis = jax.jit(Basis)(local.dynamics)
+    thin = jax.jit(
+        lambda: (
+            condense_local(local, basis), condense_joint(joint, basis),
+            condense_actor(actor, basis), condense_critic(params.critic, basis),
+        )
+    )()  # fmt: skip
+
+    def reinfer(local: Any, joint: Any) -> unroll.Roots:
+        return unroll.reinfer(local, joint, view, context, key)
+
+    roots = jax.jit(reinfer)(*thin[:2])
+
+    def dream(local: Any, joint: Any, actor: Any) -> Any:
+        noop = algorithm.spec.noop_index
+        return imagine(local, joint, actor, roots, record, config, noop, key)
+
+    imagined = jax.jit(dream)(*thin[:3])
+
+    def judge(critic: Any) -> Any:
+        return freeze(imagined, critic, config)
+
+    frozen = jax.jit(judge)(thin[3])
+    replayed = replay_targets(roots.s, record, frozen.returns[0], config)
+
+    def improve(params: Any, optimizers: Any) -> Any:
+        return algorithm.improve(params, optimizers, frozen, replayed, basis)
+
+    yield "context", rebuild, (local, joint)
+    yield "inference", infer, (local,)
+    yield "inference and its gradient", infer_back, (local,)
+    yield "objective and its gradient", objective, (params[:2],)
+    yield "model step", algorithm.train_model, (learner._replace(replay=None), view, key)
+    yield "re-inference", reinfer, thin[:2]
+    yield "imagination", dream, thin[:3]
+    yield "advantages", judge, thin[3:]
+    yield "five epochs", improve, (params, learner.optimizers)
+    behaviour = (params, learner.optimizers, view, key)
+    yield "behaviour step", algorithm.train_behaviour, behaviour
+
+
+def clock(function: Callable, arguments: tuple, repeats: int) -> float:
+    """Milliseconds of one run, on average over several in a row."""
+    jax.block_until_ready(function(*arguments))
+    started = time.perf_counter()
+    for _ in range(repeats):
+        last = function(*arguments)
+    jax.block_until_ready(last)
+    return round(1e3 * (time.perf_counter() - started) / repeats, 2)
+
+
+class Work(NamedTuple):
+    """Of matrix products: a multiplication and an addition are two operations; bytes are those of
+    both factors and the result."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def plus(self, other: Work, times: int = 1) -> Work:
+        return Work(self.flops + times * other.flops, self.bytes + times * other.bytes)
+
+
+def counted(function: Callable, arguments: tuple, begin: int) -> Work:
+    """The work of a function, for views whose learning records remember back to `begin`."""
+    first_needed = unroll.first_needed
+    # A bound that is known makes loops whose length is known.
+    unroll.first_needed = lambda record, context: begin  # type: ignore[assignment]
+
+    def anew(*arguments: Any) -> Any:
+        """What was traced before, with an unknown bound, is not found again."""
+        return function(*arguments)
+
+    try:
+        return work_of(jax.make_jaxpr(anew)(*arguments).jaxpr)
+    finally:
+        unroll.first_needed = first_needed
+
+
+def work_of(jaxpr: Any) -> Work:
+    total = Work()
+    for step in jaxpr.eqns:
+        if step.primitive.name == "dot_general":
+            total = total.plus(product_of(step))
+            continue
+        inner = [work_of(part) for part in programs(step.params)]
+        if step.primitive.name == "cond":
+            total = total.plus(max(inner))
+        elif step.primitive.name == "while" and any(part.flops for part in inner):
+            raise ValueError("a loop of unknown length multiplies matrices")
+        else:
+            times = step.params["length"] if step.primitive.name == "scan" else 1
+            for part in inner:
+                total = total.plus(part, times)
+    return total
+
+
+def product_of(step: Any) -> Work:
+    left, right = (var.aval for var in step.invars)
+    out = step.outvars[0].aval
+    (contracted, _), _ = step.params["dimension_numbers"]
+    inner = math.prod(left.shape[axis] for axis in contracted)
+    size = sum(aval.size * aval.dtype.itemsize for aval in (left, right, out))
+    return Work(2.0 * out.size * inner, float(size))
+
+
+def programs(params: dict[str, Any]) -> Iterator[Any]:
+    """Programs inside a step's parameters; of a custom rule the function itself alone."""
+    for name, value in params.items():
+        if name in ("fwd_jaxpr_thunk", "bwd", "jvp_jaxpr_fun"):
+            continue
+        parts = value if isinstance(value, tuple | list) else [value]
+        yield from (
+            inner for part in parts if hasattr(inner := getattr(part, "jaxpr", part), "eqns")
+        )
+
+
+if __name__ == "__main__":
+    main()

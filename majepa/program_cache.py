@@ -1,0 +1,46 @@
+"""Compiled programs are kept on the disk, so that the next run need not compile them again.
+
+JAX does the keeping, here is where. `JAX_COMPILATION_CACHE_DIR` names another place; if it is
+empty, or with `JAX_ENABLE_COMPILATION_CACHE=false`, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
+
+
+def cache_folder(variables: Mapping[str, str]) -> Path | None:
+    """Where compiled programs are kept; none if they are not."""
+    if variables.get(SWITCH, "").lower() in ("false", "0", "no", "off", "n", "f"):
+        return None
+    if VARIABLE in variables:
+        return Path(variables[VARIABLE]) if variables[VARIABLE] else None
+    home = variables.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "majepa" / "jax"
+
+
+def why_unusable(folder: Path) -> str | None:
+    """Why files cannot be written into a folder, which is made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return str(error)
+
+
+def keep_programs() -> str | None:
+    """Let JAX keep what it compiles from now on; where that cannot be, returns why."""
+    import jax
+
+    folder = cache_folder(os.environ)
+    reason = None if folder is None else why_unusable(folder)
+    kept = None if folder is None or reason else str(folder)
+    jax.config.update("jax_compilation_cache_dir", kept)
+    return reason and f"{reason}; {VARIABLE} names another place"

@@ -1,0 +1,117 @@
+"""Local states without the widening of their history state.
+
+h = norm(W y + b) is the widest vector of the model, yet no freer than the output y of the history
+Transformer: with r = 1 / rms(W y + b) and c = [r y; r] it is h = c B, and B is a constant of the
+model. What reads h through a matrix A can read c through B A instead, which is computed once for
+all states, and r comes from y and the Gram matrix of [W; b]. A condensed module computes of [c; z]
+what the given one computes of [h; z].
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..nn.layers import MLP, Linear, product
+from ..policy.actor import Actor
+from ..policy.critic import Critic
+from .joint import JointModel
+from .local import Dynamics, LocalModel
+
+ALIGNED = 8
+"""Sizes that are multiples of this many entries suit matrix units."""
+
+
+class Basis(eqx.Module):
+    """B and the Gram matrix, of the dynamics' last linear map and norm."""
+
+    weight: Float[Array, "P H"]
+    gram: Float[Array, "P P"]
+    """Gives the mean square of W y + b."""
+    eps: float = eqx.field(static=True)
+
+    def __init__(self, dynamics: Dynamics) -> None:
+        linear, norm = dynamics.state, dynamics.state_norm
+        size_in, size_h = linear.weight.shape
+        size = ALIGNED * (size_in // ALIGNED + 1)
+        raw = jnp.zeros((size, size_h), linear.weight.dtype)
+        raw = raw.at[:size_in].set(linear.weight).at[size_in].set(linear.bias)
+        self.weight = raw * norm.gain[None]
+        self.gram = jnp.einsum("ph,qh->pq", raw, raw, preferred_element_type=jnp.float32) / size_h
+        self.eps = norm.eps
+
+    def widen(self, y: Float[Array, "*b D"]) -> Float[Array, "*b P"]:
+        """[y; 1], with zeros up to the size of c."""
+        one = jnp.ones((*y.shape[:-1], 1), y.dtype)
+        zeros = jnp.zeros((*y.shape[:-1], self.gram.shape[0] - y.shape[-1] - 1), y.dtype)
+        return jnp.concatenate([y, one, zeros], axis=-1)
+
+    def scale(self, y: Float[Array, "*b P"]) -> tuple[Float[Array, "*b 1"], Float[Array, "*b P"]]:
+        """r of a widened y, and its product with the Gram matrix; both in float32."""
+        exact = y.astype(jnp.float32)
+        turned = product(exact, self.gram)
+        square = jnp.sum(exact * turned, axis=-1, keepdims=True)
+        return jax.lax.rsqrt(square + self.eps), turned
+
+    def thin(self, weight: Float[Array, "I O"]) -> Float[Array, "J O"]:
+        """The matrix that reads [c; rest] as `weight` reads [h; rest]."""
+        size_h = self.weight.shape[1]
+        head = product(self.weight.astype(weight.dtype), weight[:size_h])
+        return jnp.concatenate([head, weight[size_h:]])
+
+
+class Condensed(eqx.Module):
+    """In place of the dynamics' last linear map: y to c."""
+
+    basis: Basis
+
+    def __call__(self, y: Float[Array, "*b D"]) -> Float[Array, "*b P"]:
+        wide = self.basis.widen(y)
+        r, _ = self.basis.scale(wide)
+        return (wide * r).astype(y.dtype)
+
+
+class Unchanged(eqx.Module):
+    """In place of a norm that has been taken already."""
+
+    def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
+        return x
+
+
+def condense_local(local: LocalModel, basis: Basis) -> LocalModel:
+    """A local model whose states are c, and whose heads read them."""
+
+    def heads(local: LocalModel) -> list[MLP]:
+        return [
+            local.posterior.mlp, local.prior.mlp, local.predict_post, local.predict_dyn, local.legal
+        ]  # fmt: skip
+
+    local = eqx.tree_at(heads, local, [_condense_mlp(mlp, basis) for mlp in heads(local)])
+    return eqx.tree_at(
+        lambda local: (local.dynamics.state, local.dynamics.state_norm),
+        local,
+        (Condensed(basis), Unchanged()),
+    )
+
+
+def condense_joint(joint: JointModel, basis: Basis) -> JointModel:
+    return eqx.tree_at(lambda joint: joint.enter, joint, _condense_linear(joint.enter, basis))
+
+
+def condense_actor(actor: Actor, basis: Basis) -> Actor:
+    return eqx.tree_at(lambda actor: actor.mlp, actor, _condense_mlp(actor.mlp, basis))
+
+
+def condense_critic(critic: Critic, basis: Basis) -> Critic:
+    return eqx.tree_at(lambda critic: critic.enter, critic, _condense_linear(critic.enter, basis))
+
+
+def _condense_mlp(mlp: MLP, basis: Basis) -> MLP:
+    first = _condense_linear(mlp.linears[0], basis)
+    return eqx.tree_at(lambda mlp: mlp.linears[0], mlp, first)
+
+
+def _condense_linear(linear: Linear, basis: Basis) -> Linear:
+    return eqx.tree_at(lambda linear: linear.weight, linear, basis.thin(linear.weight))

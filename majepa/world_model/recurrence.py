@@ -1,0 +1,221 @@
+"""The recurrence of local states: each latent is drawn from a history that holds the ones before.
+
+**Forward.** `sample_latents` draws them one after another, without gradients and with condensed
+states. Once they are known, all states are computed at once (`follow_latents`).
+
+**Backward.** The gradient of a latent comes from all later records, through the straight-through
+samples between. `_gradients_of_latents` finds it for one record after another, last record first,
+moving nothing but activations; with it, the pass over all records at once gives every parameter's
+gradient. Sums and values are those of differentiating the recurrence itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from ..nn.layers import product
+from ..nn.stream import (
+    advance,
+    begin_return,
+    go_back,
+    layers_of,
+    open_stream,
+    pull,
+    pull_norm,
+    steps_of,
+)
+from ..nn.transformer import History, Trace
+from .condense import Basis
+from .local import Dynamics, Posterior
+from .tokens import Tokens, enter
+
+LONGEST_CHUNK = 32
+"""Records whose noise is drawn at once; sampling can begin at every multiple of a chunk."""
+
+
+def sample_latents(
+    dynamics: Dynamics,
+    posterior: Posterior,
+    seen: Float[Array, "B T N D"],
+    tokens: Tokens,
+    past: History,
+    key: Key[Array, ""],
+    begin: Int[Array, ""] | int = 0,
+) -> Int[Array, "B T N S"]:
+    """Latents of the records from `begin` on, which follow `past`; none is given for those before.
+
+    The first one continues from the latent that its token names; the others from each other.
+    """
+    batch, length, agents = tokens.a_before.shape
+    classes, latents = posterior.classes, posterior.latents
+    layers = layers_of(dynamics.transformer)
+    size = math.gcd(length, LONGEST_CHUNK)
+
+    def step(carry: tuple, given: tuple) -> tuple[tuple, Array]:
+        stream, z_before = carry
+        t, seen, a_before, is_first, noise = given
+        first = jnp.broadcast_to(is_first[:, None], a_before.shape)
+        token = dynamics.look_up(z_before, a_before, first, classes=classes)
+        y, stream = advance(layers, token, stream, t)
+        q = posterior.given(dynamics.state_norm(dynamics.state(y)), seen)
+        z = jnp.argmax(q + noise, axis=-1)
+        return (stream, z), z
+
+    def chunk(number: Int[Array, ""], carry: tuple) -> tuple:
+        stream, z_before, latent = carry
+        times = number * size + jnp.arange(size)
+
+        def noise(t: Int[Array, ""]) -> Float[Array, "B N S K"]:
+            return jax.random.gumbel(jax.random.fold_in(key, t), (batch, agents, latents, classes))
+
+        def rows(leaf: Array) -> Array:
+            part = jax.lax.dynamic_slice_in_dim(leaf, number * size, size, axis=1)
+            return jnp.moveaxis(part, 1, 0)
+
+        given = (rows(seen), rows(tokens.a_before), rows(tokens.is_first))
+        (stream, z_before), z = jax.lax.scan(
+            step, (stream, z_before), (times, *given, jax.vmap(noise)(times))
+        )
+        latent = jax.lax.dynamic_update_slice_in_dim(
+            latent, jnp.moveaxis(z, 0, 1), number * size, axis=1
+        )
+        return stream, z_before, latent
+
+    first = begin // size
+    z_before = jax.lax.dynamic_index_in_dim(tokens.z_before, first * size, axis=1, keepdims=False)
+    carry = (open_stream(past, tokens.episode), z_before, jnp.zeros_like(tokens.z_before))
+    return jax.lax.fori_loop(first, length // size, chunk, carry)[2]
+
+
+class Followed(NamedTuple):
+    """States of records whose latents are known."""
+
+    h: Float[Array, "B T N H"]
+    q: Float[Array, "B T N S K"]
+    history: History
+    """Constant."""
+
+
+@jax.custom_vjp
+def follow_latents(
+    dynamics: Dynamics,
+    posterior: Posterior,
+    seen: Float[Array, "B T N D"],
+    tokens: Tokens,
+    past: History,
+) -> Followed:
+    """History states and posteriors of all records at once.
+
+    `tokens` name the latents that were drawn from these very posteriors; gradients take them for
+    straight-through samples. `past` is constant.
+    """
+    return _all_at_once(dynamics, posterior, seen, tokens, past)[0]
+
+
+class _Passed(NamedTuple):
+    """Activations of the pass over all records, agents before time."""
+
+    token: Float[Array, "B N T D"]
+    """Before its norm."""
+    y: Float[Array, "B N T D"]
+    hidden: Float[Array, "B N T J"]
+    """Of the posterior, before its norm."""
+    logits: Float[Array, "B N T Z"]
+    trace: Trace
+
+
+def _all_at_once(
+    dynamics: Dynamics, posterior: Posterior, seen: Array, tokens: Tokens, past: History
+) -> tuple[Followed, _Passed]:
+    classes = posterior.classes
+    num_actions = dynamics.token.weight.shape[0] - posterior.latents * classes
+    token = enter(dynamics, tokens, classes=classes, num_actions=num_actions).swapaxes(1, 2)
+    y, history, trace = dynamics.transformer.traced(
+        dynamics.token_norm(token), tokens.episode, past
+    )
+    h = dynamics.state_norm(dynamics.state(y))
+    hidden = posterior.hidden(h, seen.swapaxes(1, 2))
+    logits = posterior.mlp.after_first(hidden)
+    q = posterior.mixed(logits)
+    followed = Followed(h.swapaxes(1, 2), q.swapaxes(1, 2), history)
+    return followed, _Passed(token, y, hidden, logits, trace)
+
+
+def _follow_forward(
+    dynamics: Dynamics, posterior: Posterior, seen: Array, tokens: Tokens, past: History
+) -> tuple[Followed, tuple]:
+    def run(dynamics: Dynamics, posterior: Posterior, seen: Array) -> tuple[tuple, tuple]:
+        followed, passed = _all_at_once(dynamics, posterior, seen, tokens, past)
+        return (followed.h, followed.q), (followed.history, passed)
+
+    (h, q), pull_back, (history, passed) = jax.vjp(run, dynamics, posterior, seen, has_aux=True)
+    kept = (pull_back, passed, dynamics, posterior, seen, tokens.is_first)
+    return Followed(h, q, history), kept
+
+
+def _follow_backward(kept: tuple, gradient: Followed) -> tuple[Any, ...]:
+    pull_back, passed, dynamics, posterior, seen, is_first = kept
+    of_z = _gradients_of_latents(dynamics, posterior, seen, passed, is_first, gradient)
+    p = jnp.exp(posterior.mixed(passed.logits)).swapaxes(1, 2)
+    return (*pull_back((gradient.h, gradient.q + p * of_z)), None, None)
+
+
+follow_latents.defvjp(_follow_forward, _follow_backward)
+
+
+def _gradients_of_latents(
+    dynamics: Dynamics,
+    posterior: Posterior,
+    seen: Float[Array, "B T N D"],
+    passed: _Passed,
+    is_first: Bool[Array, "B T"],
+    gradient: Followed,
+) -> Float[Array, "B T N S K"]:
+    """What later records make of each latent."""
+    basis, layers = Basis(dynamics), layers_of(dynamics.transformer)
+    first, out = posterior.mlp.linears
+    norm, size_y = posterior.mlp.norms[0], passed.y.shape[-1]
+    thin = basis.thin(first.weight)[: basis.gram.shape[0]]
+    of_latents = dynamics.token.weight[: passed.logits.shape[-1]]
+
+    def head(y: Float[Array, "B N T D"]) -> tuple[Array, Array]:
+        h = dynamics.state_norm(dynamics.state(y))
+        return h, posterior.given(h, seen.swapaxes(1, 2))
+
+    # What losses on a record itself send into y needs no later record.
+    given = (gradient.h.swapaxes(1, 2), gradient.q.swapaxes(1, 2))
+    direct = jax.vjp(head, passed.y)[1](given)[0]
+    wide = basis.widen(passed.y)
+    r, turned = basis.scale(wide)
+    steps = steps_of(passed.trace)
+
+    def back(carry: tuple, row: tuple) -> tuple[tuple, Array]:
+        of_z, told = carry
+        t, direct, token, hidden, logits, wide, r, turned, is_first = row
+        of_logits = jax.vjp(lambda x: jnp.exp(posterior.mixed(x)), logits)[1](of_z)[0]
+        of_hidden = jax.vjp(lambda x: jax.nn.silu(norm(x)), hidden)[1](pull(out, of_logits))[0]
+        of_c = product(of_hidden, thin.T).astype(jnp.float32)
+        # c = r [y; 1], and r = (y' G y' + eps) ** -1/2 for y' = [y; 1].
+        along = jnp.sum(of_c * wide, axis=-1, keepdims=True)
+        of_y = direct + (r * of_c - r**3 * along * turned)[..., :size_y]
+        of_x, told = go_back(layers, passed.trace, steps, told, of_y.astype(direct.dtype), t)
+        of_token = pull_norm(dynamics.token_norm, token, of_x)
+        before = product(of_token, of_latents.T).reshape(of_z.shape).astype(of_z.dtype)
+        return (jnp.where(is_first[:, None, None, None], 0, before), told), of_z
+
+    rows = (direct, passed.token, passed.hidden, passed.logits, wide, r, turned)
+    rows = tuple(jnp.moveaxis(leaf, 2, 0) for leaf in rows)
+    batch, agents, length = passed.y.shape[:3]
+    nothing = jnp.zeros((batch, agents, posterior.latents, posterior.classes))
+    _, of_z = jax.lax.scan(
+        back,
+        (nothing, begin_return(steps)),
+        (jnp.arange(length), *rows, is_first.T),
+        reverse=True,
+    )
+    return jnp.moveaxis(of_z, 0, 1)

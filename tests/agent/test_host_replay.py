@@ -1,0 +1,121 @@
+"""A replay in host memory: the run is what it is with one on the device."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from agent.test_agent import batch_of, blank, compiled, marking
+from agent.test_packed import ALGO, ALGORITHM, ENV
+from drawn import jit
+from safetensors.numpy import load_file
+
+from majepa import host_replay, lanes, machine
+from majepa import training as loop
+from majepa.algorithm import HostReplayed
+from majepa.checks import Memory
+from majepa.config import MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
+from majepa.memory import bytes_of
+from majepa.run_folder import CHECKPOINT, read_config
+from majepa.training import run_shapes, train, train_together
+
+(DEVICE, *_) = jax.devices()
+CONFIG = TrainConfig(
+    ALGO, env="test:counting", steps=60, evaluation=EvaluationConfig(every=1000, final_episodes=6)
+)
+
+
+def placed(place: str, config: TrainConfig = CONFIG) -> TrainConfig:
+    replay = dataclasses.replace(config.algo.replay, place=place)
+    return dataclasses.replace(config, algo=dataclasses.replace(config.algo, replay=replay))
+
+
+def assert_same(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("mode", ["none", "model", "behaviour"])
+def test_every_batch_leaves_the_same_learner_and_metrics(mode):
+    """Views, marks in the replay, counters: of an algorithm that leaves marks, not learning."""
+    algorithm = marking(mode)
+    assert isinstance(algorithm, HostReplayed)
+    update = algorithm.host_update(DEVICE, DEVICE)
+    on_device, on_host = blank(algorithm), update.place(blank(algorithm))
+    for row in range(24):
+        key = jax.random.key(row)
+        on_device, expected = compiled(algorithm)(on_device, batch_of(row), key)
+        on_host, metrics = update(on_host, batch_of(row), key)
+        assert_same(on_device, on_host)
+        assert_same(expected, metrics)
+    assert on_host.calls > 2
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "runs", "is_on_host"),
+    [
+        ("device", 1, 1, False),
+        ("host", None, 1, True),
+        ("auto", None, 1, False),
+        ("auto", 10**12, 1, False),
+        ("auto", 1, 1, True),
+        ("auto", 1, 3, False),
+    ],
+)
+def test_the_host_holds_what_the_device_cannot(place, size, runs, is_on_host):
+    there = None if size is None else Memory(size, size)
+    held = bytes_of(run_shapes(CONFIG, ALGORITHM, ENV))
+    update = loop._host_update(placed(place), ALGORITHM, runs, held, there)
+    assert (update is not None) == is_on_host
+
+
+def test_other_algorithms_have_no_such_choice():
+    config = dataclasses.replace(CONFIG, algo=MAPPO_DEBUG)
+    assert loop._host_update(config, ALGORITHM, 1, 10, Memory(1, 1)) is None
+
+
+def test_seeds_in_one_program_keep_their_replays_on_the_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "make_env", lambda _: ENV)
+    configs = [dataclasses.replace(placed("host"), seed=seed) for seed in (0, 1)]
+    with pytest.raises(ConfigError, match="host memory is for one run: leave out --seeds"):
+        train_together(configs, [tmp_path / "0", tmp_path / "1"])
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_wherever_its_replay_lies(tmp_path, monkeypatch):
+    quick = jit(lanes._update.__wrapped__, static_argnums=0, static_argnames="together")
+    monkeypatch.setattr(lanes, "_update", quick)
+    monkeypatch.setattr(host_replay, "jax", SimpleNamespace(**{**vars(jax), "jit": jit}))
+    update = ALGORITHM.host_update(DEVICE, DEVICE)
+    monkeypatch.setattr(ALGORITHM, "host_update", lambda *_: update)
+
+    def run(place, name, **options):
+        return train(placed(place), tmp_path / name, env=ENV, algorithm=ALGORITHM, **options)
+
+    # Begun on the host, gone on with on the device, ended on the host.
+    run("host", "moved", stop_after=36)
+    run("device", "moved", stop_after=48, resume=True)
+    moved, whole = run("host", "moved", resume=True), run("device", "whole")
+    assert read_config(tmp_path / "moved").algo.replay.place == "host"
+    assert whole.transitions == moved.transitions
+    np.testing.assert_array_equal(whole.sampled.episode_return, moved.sampled.episode_return)
+    one, other = (load_file(tmp_path / name / CHECKPOINT) for name in ("whole", "moved"))
+    assert one["learner/calls"] > ALGO.collect.model_only_calls
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert array.tobytes() == other[name].tobytes(), name
+
+
+def test_a_replay_that_does_not_fit_goes_to_the_host_before_anything_is_refused(
+    tmp_path, monkeypatch
+):
+    shapes = run_shapes(CONFIG, ALGORITHM, ENV)
+    size = bytes_of(shapes) - 1
+    monkeypatch.setattr(machine, "device_memory", lambda: Memory(size, size))
+    monkeypatch.setattr(loop, "interruptible", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(placed("auto"), tmp_path / "auto", env=ENV, algorithm=ALGORITHM)
+    with pytest.raises(ConfigError, match=r"--algo.replay.place host"):
+        train(placed("device"), tmp_path / "device", env=ENV, algorithm=ALGORITHM)

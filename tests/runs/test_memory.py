@@ -1,0 +1,118 @@
+"""What learning takes is known before it begins, and what cannot fit is refused with advice."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from counting import CountingEnv, FakeAlgorithm
+
+from majepa import lanes, machine
+from majepa import training as loop
+from majepa.checks import Memory
+from majepa.config import DEBUG, MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
+from majepa.memory import Need, bytes_of, need_of, require_room
+from majepa.training import train, train_together
+
+CONFIG = TrainConfig(
+    MAPPO_DEBUG, env="test:counting", steps=60, evaluation=EvaluationConfig(1000, 4, 4)
+)
+ENV, ALGORITHM = CountingEnv(), FakeAlgorithm()
+
+
+def learn(folder, config=CONFIG):
+    return train(config, folder, env=ENV, algorithm=ALGORITHM)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def has(monkeypatch, size):
+    monkeypatch.setattr(machine, "device_memory", lambda: Memory(size, size))
+
+
+def test_what_is_given_away_is_not_counted_twice():
+    stats = SimpleNamespace(
+        argument_size_in_bytes=1000,
+        output_size_in_bytes=900,
+        alias_size_in_bytes=800,
+        temp_size_in_bytes=50,
+    )
+    learner, stream = np.zeros(800, np.uint8), np.zeros(7, np.uint8)
+    assert need_of(stats, learner, stream) == Need(807, 350)
+    assert need_of(None, learner, stream) is None
+
+
+def test_a_compiled_program_tells_its_temporaries():
+    def program(state, x):
+        return state + jnp.sum(jnp.sort(x @ x.T, axis=0))
+
+    state, x = jnp.zeros((1000,)), jnp.zeros((1000, 8))
+    stats = jax.jit(program).lower(state, x).compile().memory_analysis()
+    need = need_of(stats, state, ())
+    assert need.state == 4000 and 4_000_000 < need.temporaries < 5_000_000
+
+
+def test_bytes_are_those_of_arrays_or_shapes():
+    tree = {"a": jnp.zeros((3, 2), jnp.bfloat16), "b": np.zeros(5, np.uint8)}
+    assert bytes_of(tree) == bytes_of(jax.eval_shape(lambda: tree)) == 17
+
+
+def test_a_run_says_what_it_will_take_and_compiles_once(tmp_path, capsys, caplog):
+    with jax.log_compiles():
+        train(CONFIG, tmp_path / "run", env=ENV, algorithm=FakeAlgorithm(rows=3))
+    compiled = [
+        x for x in caplog.messages if x.startswith("Finished XLA compilation of jit(_update)")
+    ]
+    assert len(compiled) == 1
+    (said,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("learning takes"))
+    assert "state" in said and "temporaries" in said and "on the device" not in said
+    assert not any("memory/peak" in line for line in lines(tmp_path / "run"))
+
+
+def test_the_peak_stands_beside_the_plan(tmp_path, monkeypatch):
+    has(monkeypatch, 10**9)
+    monkeypatch.setattr(machine, "device_peak", lambda: 12_345)
+    learn(tmp_path / "run")
+    last = lines(tmp_path / "run")[-1]
+    assert last["memory/peak"] == 12_345 and 0 < last["memory/planned"] < 10**6
+
+
+def test_a_state_that_cannot_fit_is_refused_before_anything_is_touched(tmp_path, monkeypatch):
+    has(monkeypatch, 100)
+    with pytest.raises(ConfigError, match=r"learning needs .* the device has 100 B for JAX; use "):
+        learn(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_temporaries_that_cannot_fit_are_refused_before_learning(tmp_path, monkeypatch):
+    has(monkeypatch, 10**6)
+    monkeypatch.setattr(lanes.Lanes, "need", lambda _: Need(1000, 10**6))
+    with pytest.raises(ConfigError, match=r"needs 1\.0 MB \(state 1\.0 kB, temporaries 1\.0 MB\)"):
+        learn(tmp_path / "run")
+    assert lines(tmp_path / "run") == []
+
+
+def test_packed_runs_count_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "make_env", lambda _: ENV)
+    monkeypatch.setattr(loop, "make_algorithm", lambda *_: ALGORITHM)
+    one = bytes_of(loop.run_shapes(CONFIG, ALGORITHM, ENV))
+    has(monkeypatch, 2 * one)
+    configs = [dataclasses.replace(CONFIG, seed=seed) for seed in range(3)]
+    with pytest.raises(ConfigError, match="use fewer `--seeds`, or"):
+        train_together(configs, [tmp_path / str(seed) for seed in range(3)])
+
+
+def test_advice_fits_the_algorithm():
+    majepa = dataclasses.replace(CONFIG, algo=DEBUG)
+    there = Memory(10, 10)
+    require_room(Need(5, 5), there, majepa)
+    require_room(Need(5, 50), None, majepa)
+    with pytest.raises(ConfigError, match=r"--algo.replay.batch` \(now 3\).*--preset small"):
+        require_room(Need(5, 6), there, majepa)
+    with pytest.raises(ConfigError, match=r"use a smaller `--algo.num-envs`"):
+        require_room(Need(5, 6), there, CONFIG)

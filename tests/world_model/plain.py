@@ -1,0 +1,149 @@
+"""The learner as it is defined: record after record, whole states, every alternative predicted."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from majepa import agent
+from majepa.nn.dists import straight_through
+from majepa.nn.transformer import History
+from majepa.world_model import losses, self_fed
+from majepa.world_model.joint import AheadHead
+from majepa.world_model.local import feature
+from majepa.world_model.targets import cosine
+from majepa.world_model.tokens import one_hot_vec, tokens_of
+from majepa.world_model.unroll import Past, Roots, States, run_history, run_joint, sg
+
+
+def draw(q, key, t):
+    """The sample that the package would take of record `t`."""
+    noise = jax.random.gumbel(jax.random.fold_in(key, t), q.shape)
+    return jnp.argmax(q + noise, axis=-1)
+
+
+def infer(local, record, tokens, past, key) -> States:
+    classes, num_actions = local.posterior.classes, record.legal.shape[-1]
+    e = local.encoder(record.observation)
+    dynamics, window = local.dynamics, local.dynamics.transformer.window
+
+    def step(carry, row):
+        history, z_before = carry
+        e, a_before, is_first, episode, t = row
+        first = jnp.broadcast_to(is_first[:, None], a_before.shape)
+        token = dynamics.embed(z_before, jax.nn.one_hot(a_before, num_actions), first)
+        h, history = dynamics.history(token[:, :, None], episode[:, None], history)
+        h = h[:, :, 0]
+        q = local.posterior(h, e)
+        index = draw(q, key, t)
+        z = straight_through(q, index)
+        z_next = z.reshape(*z.shape[:-2], -1).astype(h.dtype)
+        return (history.last(window - 1), z_next), (h, q, z, index)
+
+    length = record.reward.shape[1]
+    rows = (e.swapaxes(0, 1), tokens.a_before.swapaxes(0, 1), tokens.is_first.T, tokens.episode.T)
+    z_before = one_hot_vec(past.z, classes).astype(e.dtype)
+    _, outputs = jax.lax.scan(step, (past.local, z_before), (*rows, jnp.arange(length)))
+    h, q, z, index = (output.swapaxes(0, 1) for output in outputs)
+    _, history = run_history(
+        dynamics, tokens.inferred(index), past.local, classes=classes, num_actions=num_actions
+    )
+    return States(e, h, q, z, index, sg(history))
+
+
+def rebuild_context(local, joint, sequence, tokens, context) -> Past:
+    """The whole context at once, however little of it is remembered."""
+    record = jax.tree.map(lambda leaf: leaf[:, :context], sequence.record)
+    history, joint_history = _run(local, joint, record, tokens.between(0, context))[1:]
+    return sg(Past(
+        history.last(local.dynamics.transformer.window - 1),
+        joint_history.last(joint.temporal.window - 1),
+        record.latent[:, -1],
+    ))  # fmt: skip
+
+
+def reinfer(local, joint, sequence, context, key) -> Roots:
+    """Every record of a sequence, from the first one on."""
+    record, stored = sequence.record, tokens_of(sequence, sequence.record.latent)
+    classes, num_actions = local.posterior.classes, record.legal.shape[-1]
+    batch, length, agents = record.alive.shape
+    dynamics, window = local.dynamics, local.dynamics.transformer.window
+    history: History = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
+    z_before, latents = stored.z_before[:, 0], []
+    for t in range(length):
+        now = stored.between(t, t + 1)._replace(z_before=z_before[:, None])
+        h, history = run_history(dynamics, now, history, classes=classes, num_actions=num_actions)
+        history = history.last(window - 1)
+        q = local.posterior(h[:, 0], local.encoder(record.observation[:, t]))
+        z_before = draw(q, key, t)
+        latents.append(z_before)
+    latent = jnp.stack(latents, axis=1)
+    tokens = tokens_of(sequence, latent)
+    s, history, joint_history = _run(local, joint, record._replace(latent=latent), tokens)
+    learning = length - context
+    return Roots(
+        s=s[:, context:],
+        z=latent[:, context:],
+        local=history.last(window - 1 + learning),
+        joint=joint_history.last(joint.temporal.window - 1 + learning),
+        episode=tokens.episode[:, context:],
+    )
+
+
+def _run(local, joint, record, tokens):
+    batch, _, agents = record.alive.shape
+    dtype, classes = local.dynamics.token.weight.dtype, local.posterior.classes
+    h, history = run_history(
+        local.dynamics, tokens, local.dynamics.transformer.empty(batch, agents, dtype),
+        classes=classes, num_actions=record.legal.shape[-1],
+    )  # fmt: skip
+    s = feature(h, jax.nn.one_hot(record.latent, classes))
+    nothing = joint.temporal.empty(batch, agents, dtype)
+    _, joint_history = run_joint(joint, s, record, tokens.episode, nothing)
+    return s, history, joint_history
+
+
+def roll_out(frozen, joint, states, record, tokens, past, root, steps, config, key):
+    """A self-fed rollout step by step, its carried state made constant where a chunk begins."""
+    size = config.loss.self_fed_chunk
+    padded = -(-steps // size) * size
+    z = jax.nn.one_hot(states.latent[root.row, root.time], frozen.posterior.classes)
+    noise = jax.random.gumbel(key, (padded, *z.shape))[:steps]
+    present, episode = record.present[root.row, root.time], tokens.episode[root.row, root.time]
+    actions = jax.nn.one_hot(
+        self_fed._recorded_actions(record, root, steps), record.legal.shape[-1]
+    )
+    h, alive = sg(states.h[root.row, root.time]), record.alive[root.row, root.time]
+    histories = self_fed._histories(joint, states, record, tokens, past, root)
+    state, steps_taken = self_fed._State(h, z, alive, *histories), []
+    for k in range(steps):
+        state = sg(state) if k % size == 0 else state
+        given = self_fed._Given(actions[k], noise[k])
+        state, predicted = self_fed._step(frozen, joint, present, episode, state, given)
+        steps_taken.append(predicted)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *steps_taken)
+
+
+def similarities(head, u, tail, target):
+    """Each alternative predicted, then compared."""
+    others = [head(u, tail.at[..., -1].set(action)) for action in range(head.num_actions)]
+    return cosine(jnp.stack(others, axis=-2), target[..., None, :])
+
+
+@contextlib.contextmanager
+def plainly():
+    """The learner without any saving."""
+
+    def same(module, basis):
+        return module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "infer", infer)
+        patch.setattr(losses, "rebuild_context", rebuild_context)
+        patch.setattr(self_fed, "_roll_out", roll_out)
+        patch.setattr(AheadHead, "similarities", similarities)
+        patch.setattr(agent, "reinfer", reinfer)
+        for name in ("local", "joint", "actor", "critic"):
+            patch.setattr(agent, f"condense_{name}", same)
+        yield
