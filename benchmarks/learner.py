@@ -8,7 +8,8 @@ The folder must hold a checkpoint with its replay: of a run that goes on, or was
 Prints one JSON line per measurement:
 
 - `call`: mean over many calls in a row, of one seed or several in one program; `context` counts how
-  many records before the learning ones were needed, as the run's own episodes have it;
+  many records before the learning ones were needed, as the run's own episodes have it. With
+  `--plain` also of the learner without savings that the tests keep;
 - `context`: the same with every episode begun so many records before the learning ones;
 - `phase`: each part of a call by itself, beside the floating-point operations and the bytes of its
   matrix products, counted in the traced program.
@@ -17,6 +18,7 @@ Prints one JSON line per measurement:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -38,20 +40,15 @@ from majepa.envs import make_env
 from majepa.imagine import imagine
 from majepa.nn.layers import cast
 from majepa.packing import packed
+from majepa.policy.condense import condense_actor, condense_critic
 from majepa.policy.ppo import freeze, replay_targets
 from majepa.replay import Sequence, sample
 from majepa.run_folder import newest_checkpoint, read_config
 from majepa.training import load_run, make_algorithm
 from majepa.world_model import unroll
-from majepa.world_model.condense import (
-    Basis,
-    condense_actor,
-    condense_critic,
-    condense_joint,
-    condense_local,
-)
+from majepa.world_model.condense import Basis, condense_joint, condense_local
 from majepa.world_model.losses import model_loss
-from majepa.world_model.recurrence import LONGEST_CHUNK
+from majepa.world_model.recurrence import chunk_size
 from majepa.world_model.tokens import tokens_of
 
 LEAST = 20_000
@@ -66,6 +63,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=10, help="of each phase and context")
     parser.add_argument("--only", nargs="+", choices=["call", "context", "phase"])
+    parser.add_argument("--plain", action="store_true", help="calls without savings, too")
     parser.add_argument("--short", action="store_true", help="accept shorter runs, to try it out")
     options = parser.parse_args()
     kinds = options.only or ["call", "context", "phase"]
@@ -74,12 +72,26 @@ def main() -> None:
         if "call" in kinds:
             for seeds in options.seeds:
                 report(subject, measure_calls(subject, seeds, options.calls))
+            if options.plain:
+                given = subject.algorithm
+                again = Majepa(given.config, given.spec, steps=given.steps)
+                with plainly():
+                    plain = measure_calls(subject._replace(algorithm=again), 1, options.calls)
+                report(subject, plain | {"plain": True})
         if "context" in kinds:
             for line in measure_contexts(subject, options.repeats):
                 report(subject, line)
         if "phase" in kinds:
             for line in measure_phases(subject, options.repeats):
                 report(subject, line)
+
+
+def plainly() -> contextlib.AbstractContextManager[None]:
+    """The learner without any saving, from the tests."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from world_model import plain
+
+    return plain.plainly()
 
 
 class Subject(NamedTuple):
@@ -179,7 +191,7 @@ def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
 def contexts(subject: Subject, views: int) -> dict[int, int]:
     """How often so many records, in whole chunks, are needed before the learning ones."""
     config, replay = subject.algorithm.config, subject.learner.replay
-    chunk = math.gcd(config.context, LONGEST_CHUNK)
+    chunk = chunk_size(config.context)
 
     @jax.jit
     def needed(key: jax.Array) -> jax.Array:
@@ -209,7 +221,7 @@ def measure_contexts(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]
     bare = learner._replace(replay=None)
     model = jax.jit(algorithm.train_model)
     behaviour = jax.jit(algorithm.train_behaviour)
-    for needed in range(0, config.context + 1, math.gcd(config.context, LONGEST_CHUNK)):
+    for needed in range(0, config.context + 1, chunk_size(config.context)):
         view = draw_view(subject, config.context - needed)
         yield {
             "what": "context",
@@ -245,7 +257,7 @@ def phases(subject: Subject, view: Sequence) -> Iterator[tuple[str, Callable, tu
     config, params = algorithm.config, learner.params
     context, key = config.context, jax.random.key(6)
     dtype = jnp.dtype(config.precision)
-    local, joint, actor = jax.jit(lambda params: cast(params, dtype))(params[:3])
+    local, joint = jax.jit(lambda params: cast(params, dtype))(params[:2])
     tokens = tokens_of(view, view.record.latent)
     record = jax.tree.map(lambda leaf: leaf[:, context:], view.record)
     suffix = tokens.between(context, None)
@@ -274,7 +286,7 @@ def phases(subject: Subject, view: Sequence) -> Iterator[tuple[str, Callable, tu
     thin = jax.jit(
         lambda: (
             condense_local(local, basis), condense_joint(joint, basis),
-            condense_actor(actor, basis), condense_critic(params.critic, basis),
+            cast(condense_actor(params.actor, basis), dtype), condense_critic(params.critic, basis),
         )
     )()  # fmt: skip
 

@@ -36,6 +36,7 @@ from .nn.optim import Moments, Optimizer, apply_update, follow, is_finite
 from .nn.transformer import History
 from .packing import if_wanted, most
 from .policy.actor import Actor
+from .policy.condense import condense_actor, condense_critic
 from .policy.critic import Critic
 from .policy.ppo import (
     Frozen,
@@ -47,13 +48,7 @@ from .policy.ppo import (
     values,
 )
 from .replay import Record, Replay, Sequence, insert, make_replay, num_starts, sample, write_back
-from .world_model.condense import (
-    Basis,
-    condense_actor,
-    condense_critic,
-    condense_joint,
-    condense_local,
-)
+from .world_model.condense import Basis, condense_joint, condense_local
 from .world_model.joint import JointModel
 from .world_model.local import Dynamics, Encoder, LocalModel, Posterior, feature
 from .world_model.losses import model_loss
@@ -393,11 +388,13 @@ class Majepa:
     ) -> tuple[Params, Optimizers, Int[Array, "B L N S"], dict[str, Array]]:
         """Reconstruct, imagine, freeze, then actor and critic in turn on the frozen batch."""
         config = self.config
-        local, joint, actor = cast(params[:3], jnp.dtype(config.precision))
+        dtype = jnp.dtype(config.precision)
+        local, joint = cast(params[:2], dtype)
         # Nothing here has a gradient in the world model, so that all states may be condensed.
         basis = Basis(local.dynamics)
         local, joint = condense_local(local, basis), condense_joint(joint, basis)
-        actor, target_critic = condense_actor(actor, basis), condense_critic(params.critic, basis)
+        actor = cast(condense_actor(params.actor, basis), dtype)
+        target_critic = condense_critic(params.critic, basis)
         key_infer, key_imagine = jax.random.split(key)
         roots = reinfer(local, joint, view, config.context, key_infer)
         record: Record = jax.tree.map(lambda leaf: leaf[:, config.context :], view.record)

@@ -26,6 +26,7 @@ from .transformer import (
     TemporalTransformer,
     Trace,
     Turn,
+    exact,
     rotate,
     turns,
 )
@@ -163,7 +164,7 @@ def go_back(
         scores = _pull_softmax(weight, _dots(mixed, values)) * mixed.shape[-1] ** -0.5
         query = _mean(scores, keys)
 
-        all_mixed[number] = all_mixed[number].at[t].set(mixed)
+        all_mixed[number] = jax.lax.dynamic_update_index_in_dim(all_mixed[number], mixed, t, axis=0)
         all_scores[number] = jax.lax.dynamic_update_slice(
             all_scores[number], scores.astype(all_scores[number].dtype)[None], (t, 0, 0, t, 0)
         )
@@ -206,8 +207,8 @@ def _pull_feed(
 def _pull_softmax(
     weight: Float[Array, "B N S H"], gradient: Float[Array, "B N S H"]
 ) -> Float[Array, "B N S H"]:
-    exact = weight.astype(jnp.float32)
-    return exact * (gradient - jnp.sum(exact * gradient, axis=2, keepdims=True))
+    mean = jnp.sum(exact(weight) * gradient, axis=2, keepdims=True)
+    return exact(weight) * (gradient - mean)
 
 
 # One record against a window of others. Products and sums, in float32: they fuse, and unlike
@@ -215,21 +216,17 @@ def _pull_softmax(
 
 
 def _dots(x: Float[Array, "B N H K"], y: Float[Array, "B N S H K"]) -> Float[Array, "B N S H"]:
-    return jnp.sum(_exact(x)[:, :, None] * _exact(y), axis=-1)
+    return jnp.sum(exact(x)[:, :, None] * exact(y), axis=-1)
 
 
 def _mean(weight: Float[Array, "B N S H"], x: Float[Array, "B N S H K"]) -> Float[Array, "B N H K"]:
-    return jnp.sum(_exact(weight)[..., None] * _exact(x), axis=2)
+    return jnp.sum(exact(weight)[..., None] * exact(x), axis=2)
 
 
 def _total(
     weight: Float[Array, "T B N H"], x: Float[Array, "T B N H K"]
 ) -> Float[Array, "B N H K"]:
-    return jnp.sum(_exact(weight)[..., None] * _exact(x), axis=0)
-
-
-def _exact(x: Array) -> Float[Array, "..."]:
-    return x.astype(jnp.float32)
+    return jnp.sum(exact(weight)[..., None] * exact(x), axis=0)
 
 
 def _part(x: Array, first: Int[Array, ""], length: int, axis: int = 2) -> Array:

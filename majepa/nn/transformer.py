@@ -15,7 +15,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
+from jaxtyping import Array, Bool, DTypeLike, Float, Float32, Int, Key
 
 from .layers import Linear, RMSNorm
 
@@ -118,11 +118,11 @@ class Trace(NamedTuple):
 
 
 class Trunk(NamedTuple):
-    """A history that many futures go on from: it is turned once for all of their steps."""
+    """A history that many futures go on from: it is turned, and laid out, once for all steps."""
 
-    keys: Float[Array, "L B N S H K"]
+    keys: Float[Array, "L B N H S K"]
     """Turned to their places."""
-    values: Float[Array, "L B N S H K"]
+    values: Float[Array, "L B N H S K"]
     episode: Int[Array, "B S"]
 
 
@@ -229,7 +229,8 @@ class TemporalTransformer(eqx.Module):
         layers, batch, agents, length, heads, size = history.keys.shape
         keys = rotate(history.keys, turns(jnp.arange(length), size))
         room = jnp.zeros((layers, batch, agents, roots, steps, heads, size), history.keys.dtype)
-        return Trunk(keys, history.values, history.episode), Branches(room, room)
+        keys, values = keys.swapaxes(3, 4), history.values.swapaxes(3, 4)
+        return Trunk(keys, values, history.episode), Branches(room, room)
 
     def branch(
         self,
@@ -257,14 +258,17 @@ class TemporalTransformer(eqx.Module):
             query, key_ = rotate(query, turn), rotate(key_, turn)
             own_keys = jax.lax.dynamic_update_index_in_dim(own_keys, key_, step, axis=3)
             own_values = jax.lax.dynamic_update_index_in_dim(own_values, value, step, axis=3)
-            to_shared = _scores(query, keys)
-            to_own = jnp.einsum(
-                "bnrhk,bnrphk->bnhrp", query, own_keys, preferred_element_type=jnp.float32
+            to_shared = jnp.einsum(
+                "bnrhk,bnhsk->bnhrs", query, keys, preferred_element_type=jnp.float32
             )
+            # A handful of places for each root: products and sums beat tiny matrices.
+            to_own = jnp.sum(exact(query)[:, :, :, None] * exact(own_keys), axis=-1)
+            to_own = jnp.moveaxis(to_own, 4, 2)
             weight = _weigh(jnp.concatenate([to_shared, to_own], axis=-1), mask, query)
             on_shared, on_own = jnp.split(weight, [place.shape[0]], axis=-1)
-            mixed = jnp.einsum("bnhrs,bnshk->bnrhk", on_shared, values)
-            mixed = mixed + jnp.einsum("bnhrp,bnrphk->bnrhk", on_own, own_values)
+            mixed = jnp.einsum("bnhrs,bnhsk->bnrhk", on_shared, values)
+            own_weight = exact(jnp.moveaxis(on_own, 2, 4))[..., None]
+            mixed = mixed + jnp.sum(own_weight * exact(own_values), axis=3).astype(mixed.dtype)
             return block.finish(x, mixed, DropoutKeys()), (own_keys, own_values)
 
         given = (self.layers, trunk.keys, trunk.values, branches.keys, branches.values)
@@ -335,6 +339,10 @@ def rotate(x: Float[Array, "*b H K"], turn: Turn) -> Float[Array, "*b H K"]:
     cos, sin = jnp.expand_dims(turn.cos, missing), jnp.expand_dims(turn.sin, missing)
     turned = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
     return turned.astype(x.dtype)
+
+
+def exact(x: Float[Array, "..."]) -> Float32[Array, "..."]:
+    return x.astype(jnp.float32)
 
 
 def drop(x: Array, rate: float, key: Key[Array, ""] | None) -> Array:

@@ -15,8 +15,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..nn.layers import MLP, Linear, product
-from ..policy.actor import Actor
-from ..policy.critic import Critic
 from .joint import JointModel
 from .local import Dynamics, LocalModel
 
@@ -49,11 +47,18 @@ class Basis(eqx.Module):
         return jnp.concatenate([y, one, zeros], axis=-1)
 
     def scale(self, y: Float[Array, "*b P"]) -> tuple[Float[Array, "*b 1"], Float[Array, "*b P"]]:
-        """r of a widened y, and its product with the Gram matrix; both in float32."""
+        """r of a widened y, and its product with the Gram matrix."""
         exact = y.astype(jnp.float32)
         turned = product(exact, self.gram)
-        square = jnp.sum(exact * turned, axis=-1, keepdims=True)
+        # Rounding may take a mean square of almost nothing below zero.
+        square = jnp.maximum(jnp.sum(exact * turned, axis=-1, keepdims=True), 0)
         return jax.lax.rsqrt(square + self.eps), turned
+
+    def linear(self, linear: Linear) -> Linear:
+        return eqx.tree_at(lambda linear: linear.weight, linear, self.thin(linear.weight))
+
+    def mlp(self, mlp: MLP) -> MLP:
+        return eqx.tree_at(lambda mlp: mlp.linears[0], mlp, self.linear(mlp.linears[0]))
 
     def thin(self, weight: Float[Array, "I O"]) -> Float[Array, "J O"]:
         """The matrix that reads [c; rest] as `weight` reads [h; rest]."""
@@ -88,7 +93,7 @@ def condense_local(local: LocalModel, basis: Basis) -> LocalModel:
             local.posterior.mlp, local.prior.mlp, local.predict_post, local.predict_dyn, local.legal
         ]  # fmt: skip
 
-    local = eqx.tree_at(heads, local, [_condense_mlp(mlp, basis) for mlp in heads(local)])
+    local = eqx.tree_at(heads, local, [basis.mlp(mlp) for mlp in heads(local)])
     return eqx.tree_at(
         lambda local: (local.dynamics.state, local.dynamics.state_norm),
         local,
@@ -97,21 +102,4 @@ def condense_local(local: LocalModel, basis: Basis) -> LocalModel:
 
 
 def condense_joint(joint: JointModel, basis: Basis) -> JointModel:
-    return eqx.tree_at(lambda joint: joint.enter, joint, _condense_linear(joint.enter, basis))
-
-
-def condense_actor(actor: Actor, basis: Basis) -> Actor:
-    return eqx.tree_at(lambda actor: actor.mlp, actor, _condense_mlp(actor.mlp, basis))
-
-
-def condense_critic(critic: Critic, basis: Basis) -> Critic:
-    return eqx.tree_at(lambda critic: critic.enter, critic, _condense_linear(critic.enter, basis))
-
-
-def _condense_mlp(mlp: MLP, basis: Basis) -> MLP:
-    first = _condense_linear(mlp.linears[0], basis)
-    return eqx.tree_at(lambda mlp: mlp.linears[0], mlp, first)
-
-
-def _condense_linear(linear: Linear, basis: Basis) -> Linear:
-    return eqx.tree_at(lambda linear: linear.weight, linear, basis.thin(linear.weight))
+    return eqx.tree_at(lambda joint: joint.enter, joint, basis.linear(joint.enter))

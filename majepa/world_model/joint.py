@@ -80,10 +80,12 @@ class AheadHead(eqx.Module):
         gram = dot("ie,je->ij", weight, weight)
         lean = dot("ie,e->i", weight.astype(exact), bias)
         under = dot("...e,ie->...i", target.astype(weight.dtype), weight)
-        product = dot("...ai,...i->...a", x.astype(exact), under)
+        product = jnp.sum(x.astype(exact) * under[..., None, :], axis=-1)
         product += dot("...e,e->...", target.astype(exact), bias)[..., None]
         turned = dot("...i,ij->...j", x, gram.astype(x.dtype)) + 2 * spread(lean, x.ndim)
         square = jnp.sum(x.astype(exact) * turned, axis=-1) + dot("e,e->", bias, bias)
+        # Rounding may take the square of a short prediction below zero.
+        square = jnp.maximum(square, 0)
         length = jnp.sum(target.astype(exact) ** 2, axis=-1)[..., None]
         return product / jnp.sqrt(square * length + 1e-16)
 

@@ -11,7 +11,6 @@ gradient. Sums and values are those of differentiating the recurrence itself.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +34,12 @@ from .local import Dynamics, Posterior
 from .tokens import Tokens, enter
 
 LONGEST_CHUNK = 32
-"""Records whose noise is drawn at once; sampling can begin at every multiple of a chunk."""
+"""Records that are taken at once; a view is looked at from the beginning of one of its chunks."""
+
+
+def chunk_size(records: int) -> int:
+    """The largest that divides them."""
+    return max(size for size in range(1, LONGEST_CHUNK + 1) if records % size == 0)
 
 
 def sample_latents(
@@ -54,7 +58,7 @@ def sample_latents(
     batch, length, agents = tokens.a_before.shape
     classes, latents = posterior.classes, posterior.latents
     layers = layers_of(dynamics.transformer)
-    size = math.gcd(length, LONGEST_CHUNK)
+    size = chunk_size(length)
 
     def step(carry: tuple, given: tuple) -> tuple[tuple, Array]:
         stream, z_before = carry

@@ -7,7 +7,6 @@ inferred anew as a whole, without gradients. Nothing before an episode's start i
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ from ..replay import Record, Sequence
 from .condense import Basis, condense_local
 from .joint import JointModel
 from .local import Dynamics, LocalModel, feature
-from .recurrence import LONGEST_CHUNK, follow_latents, sample_latents
+from .recurrence import chunk_size, follow_latents, sample_latents
 from .tokens import Tokens, enter, tokens_of
 
 sg = jax.lax.stop_gradient
@@ -51,8 +50,6 @@ class Past(NamedTuple):
 
     local: History
     joint: History
-    z: Int[Array, "B N S"]
-    """Latent of the last context record."""
 
 
 class Roots(NamedTuple):
@@ -87,7 +84,7 @@ def rebuild_context(
     record, num_actions = sequence.record, sequence.record.legal.shape[-1]
     batch, _, agents = record.alive.shape
     dtype, classes = local.dynamics.token.weight.dtype, local.posterior.classes
-    size = math.gcd(context, LONGEST_CHUNK)
+    size = chunk_size(context)
 
     def chunk(number: Int[Array, ""], carry: tuple[History, History]) -> tuple[History, History]:
         history, joint_history = carry
@@ -110,10 +107,8 @@ def rebuild_context(
         local.dynamics.transformer.empty(batch, agents, dtype),
         joint.temporal.empty(batch, agents, dtype),
     )
-    history, joint_history = jax.lax.fori_loop(
-        first_needed(record, context) // size, context // size, chunk, nothing
-    )
-    return Past(history, joint_history, record.latent[:, context - 1])
+    begin = first_needed(record, context) // size
+    return Past(*jax.lax.fori_loop(begin, context // size, chunk, nothing))
 
 
 def first_needed(record: Record, context: int) -> Int[Array, ""]:

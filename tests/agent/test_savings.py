@@ -15,17 +15,13 @@ from world_model.episodes import make_models, random_sequence
 from majepa.agent import Learner, Majepa, Params
 from majepa.config import DEBUG
 from majepa.envs.base import EnvSpec
+from majepa.nn.layers import cast
 from majepa.nn.optim import Moments
 from majepa.policy.actor import Actor
+from majepa.policy.condense import condense_actor, condense_critic
 from majepa.policy.critic import Critic
 from majepa.world_model import losses, unroll
-from majepa.world_model.condense import (
-    Basis,
-    condense_actor,
-    condense_critic,
-    condense_joint,
-    condense_local,
-)
+from majepa.world_model.condense import Basis, condense_joint, condense_local
 from majepa.world_model.local import feature
 from majepa.world_model.losses import model_loss
 from majepa.world_model.tokens import tokens_of
@@ -74,18 +70,18 @@ class Inferred(NamedTuple):
 
 
 @functools.cache
-def inferred(kind) -> Inferred:
+def inferred(kind, dtype=jnp.float32) -> Inferred:
     local, joint = models()
     tokens = tokens_of(sequence(), sequence().record.latent)
     record = jax.tree.map(lambda leaf: leaf[:, CONTEXT:], sequence().record)
 
     @jit
     def run(local):
-        past = plain.rebuild_context(local, joint, sequence(), tokens, CONTEXT)
+        past = plain.rebuild_context(*cast((local, joint), dtype), sequence(), tokens, CONTEXT)
 
         def objective(local):
             suffix = tokens.between(CONTEXT, None)
-            states = kind.infer(local, record, suffix, past, jax.random.key(3))
+            states = kind.infer(cast(local, dtype), record, suffix, past, jax.random.key(3))
             return sum_of(states[:4]), states
 
         gradient, states = jax.grad(objective, has_aux=True)(local)
@@ -136,6 +132,22 @@ def rebuilt(kind):
             local, joint, sequence, CONTEXT, jax.random.key(5)
         )
     )
+
+
+@pytest.mark.slow
+def test_gradients_in_half_precision_are_as_good_as_those_of_the_recurrence(monkeypatch):
+    """Beside the exact ones, for the same latents: chance alone decides them here."""
+    gumbel = jax.random.gumbel
+    monkeypatch.setattr(jax.random, "gumbel", lambda *given: 1e4 * gumbel(*given))
+    exact = inferred.__wrapped__(plain).gradient
+    half = [inferred.__wrapped__(kind, jnp.bfloat16).gradient for kind in (unroll, plain)]
+    compared = 0
+    for right, *found in zip(*map(jax.tree.leaves, (exact, *half)), strict=True):
+        if np.any(right):
+            ours, plain_one = (np.linalg.norm(x - right) / np.linalg.norm(right) for x in found)
+            assert ours < max(2 * plain_one, 0.02)
+            compared += 1
+    assert compared > 20
 
 
 # Condensed states.

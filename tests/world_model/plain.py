@@ -43,7 +43,7 @@ def infer(local, record, tokens, past, key) -> States:
 
     length = record.reward.shape[1]
     rows = (e.swapaxes(0, 1), tokens.a_before.swapaxes(0, 1), tokens.is_first.T, tokens.episode.T)
-    z_before = one_hot_vec(past.z, classes).astype(e.dtype)
+    z_before = one_hot_vec(tokens.z_before[:, 0], classes).astype(e.dtype)
     _, outputs = jax.lax.scan(step, (past.local, z_before), (*rows, jnp.arange(length)))
     h, q, z, index = (output.swapaxes(0, 1) for output in outputs)
     _, history = run_history(
@@ -59,7 +59,6 @@ def rebuild_context(local, joint, sequence, tokens, context) -> Past:
     return sg(Past(
         history.last(local.dynamics.transformer.window - 1),
         joint_history.last(joint.temporal.window - 1),
-        record.latent[:, -1],
     ))  # fmt: skip
 
 
@@ -70,15 +69,18 @@ def reinfer(local, joint, sequence, context, key) -> Roots:
     batch, length, agents = record.alive.shape
     dynamics, window = local.dynamics, local.dynamics.transformer.window
     history: History = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
-    z_before, latents = stored.z_before[:, 0], []
-    for t in range(length):
-        now = stored.between(t, t + 1)._replace(z_before=z_before[:, None])
+
+    def step(carry, given):
+        history, z_before = carry
+        t, now, observation = given
+        now = jax.tree.map(lambda leaf: leaf[:, None], now._replace(z_before=z_before))
         h, history = run_history(dynamics, now, history, classes=classes, num_actions=num_actions)
-        history = history.last(window - 1)
-        q = local.posterior(h[:, 0], local.encoder(record.observation[:, t]))
-        z_before = draw(q, key, t)
-        latents.append(z_before)
-    latent = jnp.stack(latents, axis=1)
+        z = draw(local.posterior(h[:, 0], local.encoder(observation)), key, t)
+        return (history.last(window - 1), z), z
+
+    rows = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), (stored, record.observation))
+    carry = (history, stored.z_before[:, 0])
+    latent = jax.lax.scan(step, carry, (jnp.arange(length), *rows))[1].swapaxes(0, 1)
     tokens = tokens_of(sequence, latent)
     s, history, joint_history = _run(local, joint, record._replace(latent=latent), tokens)
     learning = length - context

@@ -56,7 +56,7 @@ def roll_out(local, joint, given, time) -> module._Rollout:
 @jit
 def whole(local, joint, given, latent, tokens, alive, present):
     """All predictions at once, in inference mode, for given latents."""
-    z_before = jnp.concatenate([given.past.z[:, None], latent[:, :-1]], axis=1)
+    z_before = jnp.concatenate([given.tokens.z_before[:, :1], latent[:, :-1]], axis=1)
     classes = local.posterior.classes
     h, _ = run_history(
         local.dynamics, tokens._replace(z_before=z_before), given.past.local,
