@@ -490,6 +490,7 @@ def places():
             yield b, r, k, t
 
 
+@pytest.mark.slow
 def test_inferring_anew_gives_the_states_that_were_acted_in():
     found, context = lived(), CONFIG.context
     real = found.sequence.record.present[:, context:]

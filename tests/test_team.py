@@ -64,7 +64,7 @@ def team_play(name: str, greedy: bool):
     return key, rows
 
 
-@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("greedy", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_agent_alone_does_what_it_does_in_the_team(name, greedy):
     key, rows = team_play(name, greedy)

@@ -83,6 +83,7 @@ def test_the_replay_is_no_larger_than_the_run():
     assert large == DEBUG.replay.capacity // DEBUG.collect.num_envs
 
 
+@pytest.mark.slow
 def test_preset_paper_fits_together():
     """Types and shapes of everything, in its own precision, without running it."""
     env = make_env("sim:2s3z")

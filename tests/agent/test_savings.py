@@ -90,6 +90,7 @@ def inferred(kind, dtype=jnp.float32) -> Inferred:
     return run(local)
 
 
+@pytest.mark.slow
 def test_states_are_those_of_the_recurrence():
     got, expected = inferred(unroll).states, inferred(plain).states
     np.testing.assert_array_equal(got.latent, expected.latent)
@@ -97,6 +98,7 @@ def test_states_are_those_of_the_recurrence():
     assert_close(expected, got)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_recurrence():
     got, expected = inferred(unroll).gradient, inferred(plain).gradient
     assert_close(expected, got)

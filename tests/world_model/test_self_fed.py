@@ -243,7 +243,10 @@ def jacobian(world, given):
 class TestCuts:
     """What a change in one step does to the losses of another: rows are steps of the losses."""
 
-    @pytest.mark.parametrize("chunk", [1, 2, 5])
+    @pytest.mark.parametrize(
+        "chunk",
+        [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)],
+    )
     def test_gradients_stay_in_their_chunk(self, jacobian, chunk):
         step = np.arange(STEPS)
         within = step[:, None] // chunk == step[None, :] // chunk
