@@ -1,8 +1,8 @@
 """Local states along replayed sequences, and the histories that rollouts start from.
 
-The world-model view rebuilds its context from stored latents in one parallel pass and infers the
-learning records one by one, with gradients through the sampled latents. The behaviour view is
-inferred anew as a whole, without gradients. Nothing before an episode's start is ever seen.
+The world-model view rebuilds its context from stored latents, and infers the learning records each
+from the sample before it, with gradients through the samples. The behaviour view is inferred anew
+as a whole, without gradients. Nothing before an episode's start is ever seen.
 """
 
 from __future__ import annotations
