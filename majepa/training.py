@@ -91,6 +91,8 @@ def train_together(
     would do alone, up to the rounding of a batched program. A run that has ended waits for the
     others, and one that fails leaves them alone: `results` of the error are theirs.
     """
+    if not configs:
+        raise ConfigError("there are no runs to train together; name at least one")
     first = configs[0]
     for config in configs:
         if dataclasses.replace(config, seed=first.seed) != first:
