@@ -168,8 +168,8 @@ class ReplayConfig:
     write_back: Literal["none", "model", "behaviour"] = "model"
     """Which view's freshly inferred latents replace the stored ones."""
     place: Literal["auto", "device", "host"] = "auto"
-    """Whose memory holds it; `auto` is the host's if it does not fit beside the rest of the state
-    on the device. Random keys do not depend on it, but the host draws with its CPU, which may round
+    """Whose memory holds it; `auto` is the host's if it does not fit beside what learning takes on
+    the device. Random keys do not depend on it, but the host draws with its CPU, which may round
     the ages of recent starts differently from an accelerator."""
 
 
