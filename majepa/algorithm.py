@@ -138,6 +138,11 @@ class Decentralised(Protocol):
 class HostUpdate(Protocol):
     """`update` of a learner whose replay lies in host memory; the host drives its programs."""
 
+    @property
+    def device(self) -> Device:
+        """Where everything but the replay lies."""
+        ...
+
     def place(self, learner: Any) -> Any:
         """A learner with every part where it belongs."""
         ...

@@ -39,7 +39,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class DeviceInfo:
     platform: str
     kind: str
     memory: Memory | None
@@ -102,7 +102,7 @@ def check_packages(requirements: Sequence[str], installed: Mapping[str, str]) ->
 
 
 def check_backend(
-    devices: Sequence[Device],
+    devices: Sequence[DeviceInfo],
     gpu: str | None,
     plugins: Mapping[str, str],
     variables: Mapping[str, str],
@@ -198,7 +198,7 @@ def check_host_memory(memory: Memory | None) -> Check:
 def check_run_memory(
     run: str,
     size: RunSize,
-    devices: Sequence[Device],
+    devices: Sequence[DeviceInfo],
     host: Memory | None,
     smaller_preset: str | None = None,
 ) -> list[Check]:
@@ -340,7 +340,7 @@ def in_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def _describe(device: Device) -> str:
+def _describe(device: DeviceInfo) -> str:
     if device.memory is None:
         return device.kind
     return (

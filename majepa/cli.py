@@ -323,12 +323,15 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("--preset", "--env", "--config"):
         first.add_argument(flag, nargs="?")
-    first.add_argument("--resume", nargs="*")
+    for flag in ("--resume", "--seeds"):
+        first.add_argument(flag, nargs="*", action="append")
     picked, _ = first.parse_known_args(arguments)
+    _require_values("--resume", picked.resume, "the folder of a run, or of several")
+    _require_values("--seeds", picked.seeds, "how many seeds, or several seeds")
     if picked.resume:
         from .run_folder import read_config
 
-        config = read_config(Path(picked.resume[0]))
+        config = read_config(Path(picked.resume[0][0]))
     elif picked.config is not None:
         from .run_folder import read_config_file
 
@@ -345,6 +348,16 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
     )
     _check_train(command, config)
     return command
+
+
+def _require_values(flag: str, given: list[list[str]] | None, wanted: str) -> None:
+    """Refuse a flag that is there without a value, or more than once."""
+    if given is None:
+        return
+    if len(given) > 1:
+        raise ConfigError(f"{flag} is there {len(given)} times; name all its values after one")
+    if not given[0] or "" in given[0]:
+        raise ConfigError(f"{flag} has no value; it needs {wanted}")
 
 
 def _check_train(command: TrainCommand, default: TrainConfig) -> None:

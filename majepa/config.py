@@ -16,6 +16,9 @@ from cattrs.v import format_exception
 
 from .envs.make import nearest_names
 
+MOST_SEEDS = 64
+"""That a number may stand for; more are rather a seed that was taken for a number."""
+
 
 class ConfigError(ValueError):
     """A setting cannot be used; the message says which, what was seen and what would do."""
@@ -165,8 +168,9 @@ class ReplayConfig:
     write_back: Literal["none", "model", "behaviour"] = "model"
     """Which view's freshly inferred latents replace the stored ones."""
     place: Literal["auto", "device", "host"] = "auto"
-    """Whose memory holds it; `auto` is the host's if it does not fit beside the rest of the state
-    on the device. Results do not depend on it."""
+    """Whose memory holds it; `auto` is the host's if it does not fit beside what learning takes on
+    the device. Random keys do not depend on it, but the host draws with its CPU, which may round
+    the ages of recent starts differently from an accelerator."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -593,7 +597,14 @@ def with_seeds(config: TrainConfig, seeds: int | Sequence[int]) -> list[TrainCon
     """The same run once for each seed: for those listed, or for so many from the config's own."""
     if isinstance(seeds, int):
         _require(seeds >= 1, "seeds", seeds, "one or more runs, or a list of two seeds or more")
+        if seeds > MOST_SEEDS:
+            raise ConfigError(
+                f"seeds is {seeds}, and one number is how many runs to train together, "
+                f"{MOST_SEEDS} at most; did you mean --seed {seeds}?"
+            )
         seeds = range(config.seed, config.seed + seeds)
+    if not seeds:
+        raise ConfigError("seeds are none; name at least one")
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds are {', '.join(map(str, seeds))}; each must be there once")
     return [dataclasses.replace(config, seed=seed) for seed in seeds]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import checks, machine, program_cache
-from .checks import Check, Device, Memory
+from .checks import Check, DeviceInfo, Memory
 from .config import PRESETS, TrainConfig, preset
 
 RUNS = Path("runs")
@@ -63,7 +63,7 @@ def diagnose(run: Run, parent: Path = RUNS) -> Iterator[Check]:
     variables = dict(os.environ)
     installed = functools.cache(machine.installed_packages)
     host = functools.cache(machine.host_memory)
-    devices: list[Device] = []
+    devices: list[DeviceInfo] = []
 
     def backend() -> Check:
         devices.extend(machine.jax_devices())
@@ -100,7 +100,7 @@ def guarded(name: str, look: Callable[[], Check | list[Check]], fix: str = "") -
     return [found] if isinstance(found, Check) else found
 
 
-def _afford(run: Run, devices: list[Device], host: Memory | None, parent: Path) -> list[Check]:
+def _afford(run: Run, devices: list[DeviceInfo], host: Memory | None, parent: Path) -> list[Check]:
     from .run_size import run_size
 
     size = run_size(run.config)

@@ -14,7 +14,7 @@ from .algorithm import Algorithm, Experience, HostUpdate, without_replay
 from .collect import Collected, Counts, Health, Stream, check_health, collect
 from .envs.base import Env, EnvError
 from .log import Clock
-from .memory import Need, need_of
+from .memory import Need, bytes_of, need_of
 from .packing import packed
 
 
@@ -45,25 +45,33 @@ class Lanes:
         self,
         algorithm: Algorithm,
         env: Env,
-        states: Sequence[RunState],
+        states: list[RunState],
         clock: Clock,
         host_update: HostUpdate | None = None,
     ) -> None:
-        """`host_update`: of an only run whose replay lies in host memory."""
+        """`states` is emptied; `host_update`: of an only run whose replay lies in host memory."""
         self.algorithm, self.env, self.clock = algorithm, env, clock
-        self._host_update = host_update
+        self._host_update: HostUpdate | None = None
         self._is_one = len(states) == 1
-        self._learner, self._stream, self._key = (
-            self._joined([getattr(state, name) for state in states])
-            for name in ("learner", "stream", "key")
-        )
-        if host_update is not None:
-            self._learner = host_update.place(self._learner)
         self.transitions = [state.transitions for state in states]
         self.updates = [state.updates for state in states]
+        held = [(state.learner, state.stream, state.key) for state in states]
+        states.clear()
+        self._learner, self._stream, self._key = held[0] if self._is_one else _joined(held)
+        if host_update is not None:
+            self.leave_replay_to(host_update)
 
-    def _joined(self, trees: list[Any]) -> Any:
-        return trees[0] if self._is_one else jax.tree.map(lambda *x: jnp.stack(x), *trees)
+    @property
+    def on_host(self) -> bool:
+        """Whether the replay lies in host memory."""
+        return self._host_update is not None
+
+    def leave_replay_to(self, host_update: HostUpdate) -> None:
+        """From here on the replay of the only run lies in host memory."""
+        self._host_update = host_update
+        self._learner = host_update.place(self._learner)
+        # A program is compiled again for arrays that are not bound to a device.
+        self._stream, self._key = jax.device_put((self._stream, self._key), host_update.device)
 
     def _of(self, lane: int, tree: Any) -> Any:
         """What belongs to one run of what holds for all."""
@@ -71,7 +79,14 @@ class Lanes:
 
     def __getitem__(self, lane: int) -> RunState:
         """One run by itself."""
-        learner, stream, key = self._of(lane, (self._learner, self._stream, self._key))
+        return self._state(lane, self._learner)
+
+    def acting(self, lane: int) -> RunState:
+        """One run by itself, less the replay, which can be too large to copy for its agents."""
+        return self._state(lane, without_replay(self._learner))
+
+    def _state(self, lane: int, learners: Any) -> RunState:
+        learner, stream, key = self._of(lane, (learners, self._stream, self._key))
         return RunState(learner, stream, key, self.transitions[lane], self.updates[lane])
 
     def need(self) -> Need | None:
@@ -105,9 +120,8 @@ class Lanes:
             found = jax.device_get((gathered.counts, gathered.health))
         each = {lane: self._of(lane, found) for lane in active}
         faults = {lane: self._fault(health) for lane, (_, health) in each.items()}
-        for fault in faults.values():
-            if fault is not None and all(faults.values()):
-                raise fault
+        if is_one and (fault := faults[0]) is not None:
+            raise fault
         with self.clock.measure("learning", "update"):
             if self._host_update is not None:
                 self._learner, metrics = self._host_update(self._learner, gathered.data, keys[1])
@@ -132,6 +146,21 @@ class Lanes:
         except EnvError as error:
             return error
         return None
+
+
+def _joined(trees: list[Any]) -> Any:
+    """Trees in the same arrays. `trees` is emptied: only one leaf of all is there twice at a time,
+    unless somebody else holds them."""
+    structure = jax.tree.structure(trees[0])
+    columns = [list(leaves) for leaves in zip(*map(jax.tree.leaves, trees), strict=True)]
+    trees.clear()
+    columns.reverse()
+    return structure.unflatten([jnp.stack(columns.pop()) for _ in range(structure.num_leaves)])
+
+
+def joining(shapes: Any, runs: int) -> int:
+    """Bytes that `_joined` takes for so many trees of these shapes beside what they hold."""
+    return 0 if runs == 1 else runs * max(map(bytes_of, jax.tree.leaves(shapes)))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="together")

@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from .checks import Device, Memory, Played
+from .checks import DeviceInfo, Memory, Played
 
 CUDA_PLUGIN = re.compile(r"jax-cuda\d+-(plugin|pjrt)")
 CGROUP = Path("/sys/fs/cgroup")
@@ -99,12 +99,12 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def jax_devices() -> list[Device]:
+def jax_devices() -> list[DeviceInfo]:
     """Those that JAX computes on; starts its backend."""
     import jax
 
     return [
-        Device(device.platform, device.device_kind, _memory_of(device))
+        DeviceInfo(device.platform, device.device_kind, _memory_of(device))
         for device in jax.local_devices()
     ]
 

@@ -10,6 +10,10 @@ from .checks import Memory, in_bytes
 from .config import ConfigError, MajepaConfig, TrainConfig
 
 
+class NoRoom(ConfigError):
+    """The device cannot hold what learning takes."""
+
+
 class Need(NamedTuple):
     """In bytes."""
 
@@ -65,7 +69,7 @@ def require_room(need: Need, there: Memory | None, config: TrainConfig, runs: in
             knobs.append("`--algo.replay.place host`")
     else:
         knobs += ["a smaller `--algo.num-envs`", "`--preset tuned`"]
-    raise ConfigError(
+    raise NoRoom(
         f"learning needs {need} and the device has {in_bytes(there.total)} for JAX; "
         f"use {', or '.join(knobs)}"
     )

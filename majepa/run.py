@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from . import checkpoint, machine
-from .algorithm import Algorithm, without_replay
+from .algorithm import Algorithm
 from .checks import Memory, in_bytes
 from .collect import Counts
 from .config import AlgorithmConfig, MajepaConfig, TrainConfig
@@ -148,33 +148,35 @@ class Run:
         config, now = self.config, lanes.transitions[lane]
         if _crosses(before, now, config.evaluation.every):
             # Even if somebody wants to leave: it could not be made up for.
-            self.evaluate(lanes[lane], "training")
+            self.evaluate(lanes, lane, "training")
         elif stopped or self.is_line_due:
             self.log(now, lanes.updates[lane])
         if _crosses(before, now, config.save_every) and not stopped:
             self.save(lanes[lane])
 
-    def end(self, state: RunState, stopped: str | None) -> Result:
+    def end(self, lanes: Lanes, lane: int, stopped: str | None) -> Result:
         """Save, and judge the run unless it was interrupted."""
-        self.save(state)
+        self.save(lanes[lane])
         argmax, sampled = None, None
         if stopped != INTERRUPTED:
-            argmax, sampled = self.evaluate(state, "stopped" if stopped else "final")
+            argmax, sampled = self.evaluate(lanes, lane, "stopped" if stopped else "final")
         if stopped is None:
             self._writer.wait()
             if (self.folder / BEST).is_file():
                 checkpoint.prune(self.folder / BEST, REPLAY)
-        return Result(self.folder, state.transitions, self.clock.elapsed, stopped, argmax, sampled)
+        transitions = lanes.transitions[lane]
+        return Result(self.folder, transitions, self.clock.elapsed, stopped, argmax, sampled)
 
-    def evaluate(self, state: RunState, kind: Kind) -> tuple[Evaluation, Evaluation]:
+    def evaluate(self, lanes: Lanes, lane: int, kind: Kind) -> tuple[Evaluation, Evaluation]:
         """Judge the learner with argmax and with sampled actions, and log a line with both."""
+        state = lanes.acting(lane)
         schedule = self.config.evaluation
         episodes = schedule.episodes if kind == "training" else schedule.final_episodes
         results = []
         for greedy in (True, False):
             with self.clock.measure("evaluating", f"evaluate {episodes}"):
                 result = evaluate(
-                    self.algorithm, self.env, without_replay(state.learner),
+                    self.algorithm, self.env, state.learner,
                     episodes=episodes, key=jax.random.key(EVALUATION_SEED), greedy=greedy,
                 )  # fmt: skip
             results.append(result)
@@ -187,7 +189,7 @@ class Run:
         # The final evaluation has more episodes; a few lucky ones would look better than it.
         if self.best is None or (kind == "training" and score > self.best):
             self.best = score
-            self.save(state, is_best=True)
+            self.save(lanes[lane], is_best=True)
         return results[0], results[1]
 
     @property

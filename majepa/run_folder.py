@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
 import json
 import platform
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ CONFIG = "config.json"
 VERSIONS = "versions.json"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
+SINKS = ("tensorboard", "wandb")
 CHECKPOINT = Path("checkpoints") / "last.safetensors"
 REPLAY_PLACE = "algo.replay.place"
 """A setting of the machine, not of the run: it may change from one resume to the next."""
@@ -59,6 +62,17 @@ def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / VERSIONS, versions(spec))
     _write_json(folder / CONFIG, to_json(config))
+
+
+def give_back(folder: Path) -> None:
+    """Take away what a new run wrote before it was refused, so that another may have the folder;
+    it was empty when it was claimed, and files that no run writes stay."""
+    for name in (CONFIG, VERSIONS, METRICS, EVALUATIONS):
+        (folder / name).unlink(missing_ok=True)
+    for name in SINKS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +27,9 @@ from .config import ConfigError, MajepaConfig, MappoConfig, MatConfig, QmixConfi
 from .envs.base import Env, EnvError, EnvSpec
 from .envs.make import make_env
 from .interrupt import interruptible
-from .lanes import Lanes, RunState
+from .lanes import Lanes, RunState, joining
 from .log import Clock, cut_back
-from .memory import Need, bytes_of, require_room
+from .memory import Need, NoRoom, bytes_of, require_room
 from .progress import clock_time
 from .run import INTERRUPTED, Result, Run, Score, TrainError, batch_size, has_budget
 from .run_folder import (
@@ -39,6 +39,7 @@ from .run_folder import (
     EVALUATIONS,
     METRICS,
     claim,
+    give_back,
     new_folder,
     newest_checkpoint,
     reclaim,
@@ -48,6 +49,7 @@ from .run_folder import (
 from .sinks import require_packages
 
 PROMISE = "stopping after this batch; Ctrl-C again stops at once, unsaved"
+ON_HOST = "the replay lies in the memory of the host"
 
 
 def train(
@@ -70,9 +72,10 @@ def train(
     env = env or make_env(config.env)
     algorithm = algorithm or make_algorithm(config, env.spec)
     require_possible(config, algorithm)
-    plan = _Plan(config, folder or new_folder(config), resume)
+    folders = None if folder is None else [folder]
     limits = (stop_after_seconds, stop_after)
-    return _train([plan], env, algorithm, limits, console or Console())[0]
+    console = console or Console()
+    return _train([config], folders, resume, env, algorithm, limits, console)[0]
 
 
 def train_together(
@@ -91,6 +94,8 @@ def train_together(
     would do alone, up to the rounding of a batched program. A run that has ended waits for the
     others, and one that fails leaves them alone: `results` of the error are theirs.
     """
+    if not configs:
+        raise ConfigError("there are no runs to train together; name at least one")
     first = configs[0]
     for config in configs:
         if dataclasses.replace(config, seed=first.seed) != first:
@@ -100,13 +105,8 @@ def train_together(
     env = env or make_env(first.env)
     algorithm = make_algorithm(first, env.spec)
     require_possible(first, algorithm)
-    if folders is None:
-        folders = [new_folder(config) for config in configs]
-    plans = [
-        _Plan(config, folder, (folder / CONFIG).exists() if resume is None else resume)
-        for config, folder in zip(configs, folders, strict=True)
-    ]
-    return _train(plans, env, algorithm, (stop_after_seconds, None), console or Console())
+    limits = (stop_after_seconds, None)
+    return _train(configs, folders, resume, env, algorithm, limits, console or Console())
 
 
 class _Plan(NamedTuple):
@@ -116,49 +116,93 @@ class _Plan(NamedTuple):
 
 
 def _train(
-    plans: Sequence[_Plan],
+    configs: Sequence[TrainConfig],
+    folders: Sequence[Path] | None,
+    resume: bool | None,
     env: Env,
     algorithm: Algorithm,
     limits: tuple[float | None, int | None],
     console: Console,
 ) -> list[Result]:
-    """The runs of all plans; several share a program."""
-    there, first = machine.device_memory(), plans[0].config
-    shapes = run_shapes(first, algorithm, env)
-    host_update = _host_update(first, algorithm, len(plans), bytes_of(shapes), there)
-    if host_update is not None:
-        shapes = shapes._replace(learner=without_replay(shapes.learner))
-    require_room(Need(len(plans) * bytes_of(shapes), 0), there, first, len(plans))
-    _claim(plans, env.spec)
+    """The runs of all configs; several share a program."""
+    there = machine.device_memory()
+    host_update = _require_room_at_first(configs, algorithm, env, there)
+    plans = _plans(configs, folders, resume)
     clock = Clock()
-    with interruptible(PROMISE) as is_interrupted, contextlib.ExitStack() as opened:
+    with (
+        _claimed(plans, env.spec),
+        interruptible(PROMISE) as is_interrupted,
+        contextlib.ExitStack() as opened,
+    ):
         on_host = host_update is not None
         starts = [_start(plan, algorithm, env, clock, on_host=on_host) for plan in plans]
         clock.go_on_from(
             max((start.seconds for start in starts), key=lambda spent: spent["elapsed"])
         )
-        runs = []
-        for plan, start in zip(plans, starts, strict=True):
-            for name in (METRICS, EVALUATIONS):
-                cut_back(plan.folder / name, start.state.transitions)
-            shown = Console(quiet=True, force_terminal=False) if runs else console
-            run = Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best)
-            runs.append(opened.enter_context(run))
-            run.announce(start.state, plan.resume)
-        if len(runs) > 1:
-            seeds = ", ".join(str(plan.config.seed) for plan in plans)
-            runs[0].progress.say(f"one program for seeds {seeds}; progress is that of the first")
-        if on_host:
-            runs[0].progress.say("the replay lies in the memory of the host")
+        runs = [
+            opened.enter_context(run)
+            for run in _open(plans, starts, env, algorithm, clock, console)
+        ]
         clock.on_phase = runs[0].progress.phase
-        lanes = Lanes(algorithm, env, [start.state for start in starts], clock, host_update)
+        states = [start.state for start in starts]
         del starts
+        lanes = Lanes(algorithm, env, states, clock, host_update)
+        if on_host:
+            runs[0].progress.say(ON_HOST)
         _plan_memory(runs, lanes, there)
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
 
 
-def _claim(plans: Sequence[_Plan], spec: EnvSpec) -> None:
-    """Make every folder that of its run, or none of them."""
+def _require_room_at_first(
+    configs: Sequence[TrainConfig], algorithm: Algorithm, env: Env, there: Memory | None
+) -> HostUpdate | None:
+    """Refuse states that cannot fit, before anything is touched; how runs learn that have their
+    replay on the host."""
+    first, runs = configs[0], len(configs)
+    shapes = run_shapes(first, algorithm, env)
+    host_update = _host_update(first, algorithm, runs, bytes_of(shapes), there)
+    if host_update is not None:
+        shapes = shapes._replace(learner=without_replay(shapes.learner))
+    require_room(Need(runs * bytes_of(shapes), joining(shapes, runs)), there, first, runs)
+    return host_update
+
+
+def _plans(
+    configs: Sequence[TrainConfig], folders: Sequence[Path] | None, resume: bool | None
+) -> list[_Plan]:
+    if folders is None:
+        folders = [new_folder(config) for config in configs]
+    return [
+        _Plan(config, folder, (folder / CONFIG).exists() if resume is None else resume)
+        for config, folder in zip(configs, folders, strict=True)
+    ]
+
+
+def _open(
+    plans: Sequence[_Plan],
+    starts: Sequence[_Start],
+    env: Env,
+    algorithm: Algorithm,
+    clock: Clock,
+    console: Console,
+) -> Iterator[Run]:
+    """The host side of each run; only the first speaks."""
+    for number, (plan, start) in enumerate(zip(plans, starts, strict=True)):
+        for name in (METRICS, EVALUATIONS):
+            cut_back(plan.folder / name, start.state.transitions)
+        shown = Console(quiet=True, force_terminal=False) if number else console
+        run = Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best)
+        yield run
+        run.announce(start.state, plan.resume)
+        if number == 0 and len(plans) > 1:
+            seeds = ", ".join(str(plan.config.seed) for plan in plans)
+            run.progress.say(f"one program for seeds {seeds}; progress is that of the first")
+
+
+@contextlib.contextmanager
+def _claimed(plans: Sequence[_Plan], spec: EnvSpec) -> Iterator[None]:
+    """Every folder is that of its run, or none of them. Those of new runs are given back if there
+    turns out to be no room for learning."""
     for config, folder, resume in plans:
         if resume:
             reclaim(folder, config, spec)
@@ -169,15 +213,28 @@ def _claim(plans: Sequence[_Plan], spec: EnvSpec) -> None:
             sweep(folder)
         else:
             claim(folder, config, spec)
+    try:
+        yield
+    except NoRoom:
+        for _, folder, resume in plans:
+            if not resume:
+                give_back(folder)
+        raise
 
 
 def _plan_memory(runs: Sequence[Run], lanes: Lanes, there: Memory | None) -> None:
     """Refuse to learn what does not fit on the device; say what it takes."""
     if not any(run.has_budget(now) for run, now in zip(runs, lanes.transitions, strict=True)):
         return
-    need = lanes.need()
+    need, first = lanes.need(), runs[0]
+    if need is not None and not lanes.on_host:
+        host_update = _host_update(first.config, lanes.algorithm, len(runs), need.total, there)
+        if host_update is not None:
+            lanes.leave_replay_to(host_update)
+            first.progress.say(ON_HOST)
+            need = lanes.need()
     if need is not None:
-        require_room(need, there, runs[0].config, len(runs))
+        require_room(need, there, first.config, len(runs))
         for run in runs:
             run.plan(need, there)
 
@@ -208,12 +265,12 @@ def _host_update(
 ) -> HostUpdate | None:
     """How a run learns whose replay lies in host memory; none for any other.
 
-    `held`: bytes of its state; `there`: what the device has.
+    `held`: bytes that it takes with its replay on the device; `there`: what the device has.
     """
     place = config.algo.replay.place if isinstance(config.algo, MajepaConfig) else "device"
     if place == "host" and runs > 1:
         raise ConfigError(
-            "a replay in host memory is for one run: leave out --seeds, or use "
+            "a replay in host memory is for one run: train or resume one at a time, or use "
             "--algo.replay.place device"
         )
     too_large = place == "auto" and runs == 1 and there is not None and held > there.total
@@ -345,7 +402,7 @@ def _loop(runs: Sequence[Run], lanes: Lanes, limits: _Limits) -> list[Result]:
     failed: dict[int, Exception] = {}
     for lane, run in enumerate(runs):
         if not run.has_budget(lanes.transitions[lane]):
-            results[lane] = run.end(lanes[lane], None)
+            results[lane] = run.end(lanes, lane, None)
     while active := [lane for lane in range(len(runs)) if lane not in results | failed]:
         before = list(lanes.transitions)
         news = lanes.advance(active)
@@ -355,13 +412,15 @@ def _loop(runs: Sequence[Run], lanes: Lanes, limits: _Limits) -> list[Result]:
                 run.learned(now, lanes.updates[lane], news[lane])
             except (TrainError, EnvError) as error:
                 failed[lane] = error
+                if len(runs) > 1:
+                    runs[0].progress.say(f"{run.folder} failed: {error}")
                 continue
             stopped = None
             if run.has_budget(now):
                 stopped = limits.reached(now, run.clock.here)
                 run.tend(lanes, lane, before[lane], stopped)
             if stopped or not run.has_budget(now):
-                results[lane] = run.end(lanes[lane], stopped)
+                results[lane] = run.end(lanes, lane, stopped)
     if failed:
         raise _failure(runs, failed, list(results.values()))
     return [results[lane] for lane in range(len(runs))]

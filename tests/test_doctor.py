@@ -11,15 +11,15 @@ from drawn import jit
 from jax.numpy import zeros
 
 from majepa import checks, cli, doctor, machine
-from majepa.checks import Check, Device, Memory, Played, RunSize
+from majepa.checks import Check, DeviceInfo, Memory, Played, RunSize
 from majepa.config import preset
 from majepa.doctor import Run
 from majepa.envs.make import make_env
 from majepa.run_size import run_size, state_size
 from majepa.training import _fresh, make_algorithm
 
-CPU = Device("cpu", "cpu", None)
-GPU = Device("gpu", "NVIDIA H200", Memory(100 * 10**9, 90 * 10**9))
+CPU = DeviceInfo("cpu", "cpu", None)
+GPU = DeviceInfo("gpu", "NVIDIA H200", Memory(100 * 10**9, 90 * 10**9))
 PLENTY = Memory(10**12, 10**12)
 SEEN_GPU = "GPU 0: NVIDIA H200"
 RUN = RunSize({"parameters": 10**9, "optimizers": 2 * 10**9, "replay": 7 * 10**9}, 700_000)

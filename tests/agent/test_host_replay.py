@@ -1,5 +1,6 @@
 """A replay in host memory: the run is what it is with one on the device."""
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from agent.test_agent import batch_of, blank, compiled, marking
 from agent.test_packed import ALGO, ALGORITHM, ENV
 from drawn import jit
+from runs.counting import CountingEnv
 from safetensors.numpy import load_file
 
 from majepa import host_replay, lanes, machine
@@ -16,7 +18,8 @@ from majepa import training as loop
 from majepa.algorithm import HostReplayed
 from majepa.checks import Memory
 from majepa.config import MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
-from majepa.memory import bytes_of
+from majepa.memory import Need, bytes_of
+from majepa.run import Result
 from majepa.run_folder import CHECKPOINT, read_config
 from majepa.training import run_shapes, train, train_together
 
@@ -36,7 +39,14 @@ def assert_same(one, other):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.parametrize("mode", ["none", "model", "behaviour"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("none", marks=pytest.mark.slow),
+        "model",
+        pytest.param("behaviour", marks=pytest.mark.slow),
+    ],
+)
 def test_every_batch_leaves_the_same_learner_and_metrics(mode):
     """Views, marks in the replay, counters: of an algorithm that leaves marks, not learning."""
     algorithm = marking(mode)
@@ -50,6 +60,44 @@ def test_every_batch_leaves_the_same_learner_and_metrics(mode):
         assert_same(on_device, on_host)
         assert_same(expected, metrics)
     assert on_host.calls > 2
+
+
+@pytest.mark.slow
+def test_a_run_compiles_and_traces_each_program_once(tmp_path, caplog, monkeypatch):
+    algorithm = marking()
+    traced, learn = [], algorithm.learn
+    monkeypatch.setattr(algorithm, "learn", lambda *given: traced.append(1) or learn(*given))
+    with jax.log_compiles():
+        train(placed("host"), tmp_path / "run", env=CountingEnv(), algorithm=algorithm)
+    assert load_file(tmp_path / "run" / CHECKPOINT)["learner/calls"] > 2
+    for name in ("_collect", "_learn_wanted", "_take_in", "draw", "store"):
+        start = f"Finished XLA compilation of jit({name})"
+        assert sum(message.startswith(start) for message in caplog.messages) == 1, name
+    assert len(traced) == 1
+
+
+def test_shapes_are_not_asked_for_again(monkeypatch):
+    algorithm = marking()
+    update = algorithm.host_update(DEVICE, DEVICE)
+    learner, _ = update(update.place(blank(algorithm)), batch_of(0), jax.random.key(0))
+    monkeypatch.setattr(jax, "eval_shape", lambda *_: 1 / 0)
+    update(learner, batch_of(1), jax.random.key(1))
+
+
+@pytest.mark.parametrize(("place", "is_host"), [("auto", True), ("device", False)])
+def test_the_replay_leaves_for_temporaries_too(tmp_path, monkeypatch, capsys, place, is_host):
+    def ends_at_once(runs, lanes, _):
+        assert lanes.on_host
+        return [Result(run.folder, 0, 0.0, None, None, None) for run in runs]
+
+    monkeypatch.setattr(loop, "_loop", ends_at_once)
+    monkeypatch.setattr(machine, "device_memory", lambda: Memory(10**9, 10**9))
+    monkeypatch.setattr(lanes.Lanes, "need", lambda self: Need(1, 1 if self.on_host else 10**9))
+    refused = pytest.raises(ConfigError, match=r"--algo.replay.place host")
+    with contextlib.nullcontext() if is_host else refused:
+        train(placed(place), tmp_path / "run", env=CountingEnv(), algorithm=marking())
+    assert ("the replay lies in the memory of the host" in capsys.readouterr().out) == is_host
+    assert (tmp_path / "run").exists() == is_host
 
 
 @pytest.mark.parametrize(
@@ -78,8 +126,11 @@ def test_other_algorithms_have_no_such_choice():
 def test_seeds_in_one_program_keep_their_replays_on_the_device(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "make_env", lambda _: ENV)
     configs = [dataclasses.replace(placed("host"), seed=seed) for seed in (0, 1)]
-    with pytest.raises(ConfigError, match="host memory is for one run: leave out --seeds"):
+    with pytest.raises(ConfigError, match="host memory is for one run: train or resume one"):
         train_together(configs, [tmp_path / "0", tmp_path / "1"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="host memory is for one run"):
+        train_together(configs)
     assert not any(tmp_path.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import weakref
 from types import SimpleNamespace
 
 import jax
@@ -15,6 +16,7 @@ from majepa import training as loop
 from majepa.checks import Memory
 from majepa.config import DEBUG, MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
 from majepa.memory import Need, bytes_of, need_of, require_room
+from majepa.run_folder import claim, give_back
 from majepa.training import train, train_together
 
 CONFIG = TrainConfig(
@@ -92,9 +94,68 @@ def test_a_state_that_cannot_fit_is_refused_before_anything_is_touched(tmp_path,
 def test_temporaries_that_cannot_fit_are_refused_before_learning(tmp_path, monkeypatch):
     has(monkeypatch, 10**6)
     monkeypatch.setattr(lanes.Lanes, "need", lambda _: Need(1000, 10**6))
-    with pytest.raises(ConfigError, match=r"needs 1\.0 MB \(state 1\.0 kB, temporaries 1\.0 MB\)"):
-        learn(tmp_path / "run")
-    assert lines(tmp_path / "run") == []
+    refused = r"needs 1\.0 MB \(state 1\.0 kB, temporaries 1\.0 MB\)"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=refused):
+            learn(tmp_path / "run")
+        assert not any(tmp_path.iterdir())
+
+
+def test_a_refusal_takes_away_only_what_is_new(tmp_path, monkeypatch):
+    train(CONFIG, tmp_path / "run", env=ENV, algorithm=ALGORITHM, stop_after=12)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    has(monkeypatch, 10**6)
+    monkeypatch.setattr(lanes.Lanes, "need", lambda _: Need(1000, 10**6))
+    with pytest.raises(ConfigError, match="learning needs"):
+        train(CONFIG, tmp_path / "run", env=ENV, algorithm=ALGORITHM, resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_note_of_somebody_else_stays(tmp_path):
+    claim(tmp_path / "run", CONFIG, ENV.spec)
+    (tmp_path / "run" / "note").touch()
+    give_back(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
+
+
+def test_no_folder_is_made_for_a_run_that_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    has(monkeypatch, 100)
+    with pytest.raises(ConfigError, match="learning needs"):
+        learn(None)
+    monkeypatch.setattr(loop, "make_env", lambda _: ENV)
+    monkeypatch.setattr(loop, "make_algorithm", lambda *_: ALGORITHM)
+    with pytest.raises(ConfigError, match="learning needs"):
+        train_together([CONFIG, dataclasses.replace(CONFIG, seed=1)])
+    assert not any(tmp_path.iterdir())
+
+
+def test_states_are_joined_without_holding_all_of_them_twice():
+    trees = [{"a": jnp.full((1000,), float(n)), "b": jnp.arange(3)} for n in range(2)]
+    held = [weakref.ref(tree["a"]) for tree in trees]
+    shapes, most = jax.eval_shape(lambda: trees[0]), []
+
+    def stack(leaves):
+        most.append([ref() is not None for ref in held])
+        return jnp.stack(leaves)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lanes, "jnp", SimpleNamespace(stack=stack))
+        joined = lanes._joined(trees)
+    np.testing.assert_array_equal(joined["a"], np.repeat([[0.0], [1.0]], 1000, 1))
+    np.testing.assert_array_equal(joined["b"], [[0, 1, 2]] * 2)
+    assert most == [[True, True], [False, False]]
+    assert lanes.joining(shapes, 2) == 8000 and lanes.joining(shapes, 1) == 0
+
+
+def test_room_to_join_packed_states_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "make_env", lambda _: ENV)
+    monkeypatch.setattr(loop, "make_algorithm", lambda *_: ALGORITHM)
+    has(monkeypatch, 2 * bytes_of(loop.run_shapes(CONFIG, ALGORITHM, ENV)))
+    with pytest.raises(ConfigError, match="use fewer `--seeds`"):
+        train_together(
+            [CONFIG, dataclasses.replace(CONFIG, seed=1)], [tmp_path / "0", tmp_path / "1"]
+        )
 
 
 def test_packed_runs_count_together(tmp_path, monkeypatch):

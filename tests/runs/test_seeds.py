@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from counting import CountingEnv, FakeAlgorithm
@@ -78,12 +79,20 @@ def test_runs_that_were_stopped_go_on_together(world, capsys):
         (("--seeds", "4", "4"), "seeds are 4, 4; each must be there once"),
         (("--seeds", "4", "-1"), "seed is -1"),
         (("--seeds", "1", "2", "--seed", "3"), "leave out --seed"),
+        (("--seeds", "1302"), "64 at most; did you mean --seed 1302?"),
+        (("--seeds",), "--seeds has no value; it needs how many seeds"),
+        (("--seeds=",), "--seeds has no value"),
+        (("--seeds", "1", "--seeds", "2"), "--seeds is there 2 times"),
+        (("--resume",), "--resume has no value; it needs the folder of a run"),
+        (("--resume", ""), "--resume has no value"),
+        (("--resume", "--minutes", "3"), "--resume has no value"),
+        (("--resume", "one", "--resume", "two"), "--resume is there 2 times"),
     ],
 )
 def test_seeds_that_cannot_be_are_refused(world, arguments, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         cli.train([*SHORT, *arguments])
-    assert not (world / "runs").exists()
+    assert not any(world.iterdir())
 
 
 def test_a_folder_that_is_taken_leaves_all_as_they_are(world):
@@ -108,6 +117,16 @@ def test_from_python(world):
     assert [result.folder.name for result in results] == ["seed-0", "seed-1"]
     (other,) = api.train_seeds([7], "mappo", preset="debug", steps=60)
     assert read_config(other.folder).seed == 7
+
+
+def test_no_seeds_are_refused_in_python_too(world):
+    with pytest.raises(ConfigError, match="seeds are none"):
+        api.train_seeds([], "mappo", preset="debug")
+    with pytest.raises(ConfigError, match="did you mean --seed 65"):
+        api.train_seeds(65, "mappo", preset="debug")
+    with pytest.raises(ConfigError, match="no runs to train together"):
+        loop.train_together([])
+    assert not any(world.iterdir())
 
 
 def test_configs_differ_in_their_seed_alone():

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from majepa.config import (
     QmixConfig,
     TrainConfig,
 )
+from majepa.log import Clock
 from majepa.progress import Lines
 from majepa.run_folder import BEST, CHECKPOINT, read_config
 from majepa.training import TrainError, load_run, make_algorithm, train, train_together
@@ -288,6 +290,38 @@ def test_a_run_that_fails_leaves_the_others_alone(joint, folders):
     for lane in (0, 2):
         assert lines(folders[lane], "metrics.jsonl")[-1]["kind"] == "final"
         assert_same_state(joint[lane][0], folders[lane])
+
+
+def test_the_group_hears_of_a_failure_when_it_happens(folders):
+    said = io.StringIO()
+    with world(Trap()), pytest.raises(TrainError):
+        train_together(CONFIGS, folders, console=Console(file=said, width=300))
+    *before, last = said.getvalue().splitlines()
+    assert sum("0 failed: " in line for line in before) == 1 and "failed" not in last
+
+
+def test_runs_that_all_fail_after_others_have_ended_leave_those_their_results(joint, folders):
+    """The first is finished already; all that are left fail."""
+    shutil.copytree(joint[0][0], folders[0])
+    message = "2 of 3 runs trained together failed: .* no legal action .*; .* no legal action"
+    with world(Lottery(stuck_at=(0, 0))), pytest.raises(TrainError, match=message) as caught:
+        train_together(CONFIGS, folders)
+    assert [result.folder for result in caught.value.results] == [folders[0]]
+
+
+def test_agents_are_judged_without_a_copy_of_their_replay():
+    class Learner(NamedTuple):
+        weight: jax.Array
+        replay: jax.Array
+
+    def state(seed):
+        learner = Learner(jax.numpy.full(3, seed), jax.numpy.zeros(1000))
+        return lanes.RunState(learner, jax.numpy.zeros(2), jax.random.key(seed), seed, 0)
+
+    both = lanes.Lanes(ALGORITHM, ENV, [state(0), state(1)], Clock())
+    assert both.acting(1).learner.replay is None and both.acting(1).transitions == 1
+    np.testing.assert_array_equal(both.acting(1).learner.weight, 1)
+    assert both[1].learner.replay.shape == (1000,)
 
 
 def test_only_the_first_run_speaks(joint):
