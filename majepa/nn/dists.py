@@ -37,6 +37,11 @@ def sample_index(log_probs: Float[Array, "*b K"], key: Key[Array, ""]) -> Int[Ar
     return jax.random.categorical(key, log_probs)
 
 
+def sample_by(log_probs: Float[Array, "*b K"], noise: Float[Array, "*b K"]) -> Int[Array, "*b"]:
+    """A sample for Gumbel noise that was drawn before."""
+    return jnp.argmax(log_probs + noise, axis=-1)
+
+
 def sample_each(
     log_probs: Float[Array, "B N *s K"], keys: Key[Array, "B N"]
 ) -> Int[Array, "B N *s"]:

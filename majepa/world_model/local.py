@@ -96,7 +96,7 @@ class Dynamics(eqx.Module):
     ) -> tuple[Float[Array, "B N T H"], History]:
         """States h of `T` records that follow `past`."""
         x, history = self.transformer(token, episode, past)
-        return self.state_norm(self.state(x)), history
+        return self.state_of(x), history
 
     def branch(
         self,
@@ -109,7 +109,11 @@ class Dynamics(eqx.Module):
     ) -> tuple[Float[Array, "B N R H"], Branches]:
         """State h of the next imagined record of every root."""
         x, branches = self.transformer.branch(token, trunk, last, episode, branches, step)
-        return self.state_norm(self.state(x)), branches
+        return self.state_of(x), branches
+
+    def state_of(self, y: Float[Array, "*b D"]) -> Float[Array, "*b H"]:
+        """h from what the Transformer put out."""
+        return self.state_norm(self.state(y))
 
 
 class Posterior(eqx.Module):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from ..nn.dists import sample_by
 from ..nn.layers import product
 from ..nn.stream import (
     advance,
@@ -66,8 +67,8 @@ def sample_latents(
         first = jnp.broadcast_to(is_first[:, None], a_before.shape)
         token = dynamics.look_up(z_before, a_before, first, classes=classes)
         y, stream = advance(layers, token, stream, t)
-        q = posterior.given(dynamics.state_norm(dynamics.state(y)), seen)
-        z = jnp.argmax(q + noise, axis=-1)
+        q = posterior.given(dynamics.state_of(y), seen)
+        z = sample_by(q, noise)
         return (stream, z), z
 
     def chunk(number: Int[Array, ""], carry: tuple) -> tuple:
@@ -142,7 +143,7 @@ def _all_at_once(
     y, history, trace = dynamics.transformer.traced(
         dynamics.token_norm(token), tokens.episode, past
     )
-    h = dynamics.state_norm(dynamics.state(y))
+    h = dynamics.state_of(y)
     hidden = posterior.hidden(h, seen.swapaxes(1, 2))
     logits = posterior.mlp.after_first(hidden)
     q = posterior.mixed(logits)
@@ -188,7 +189,7 @@ def _gradients_of_latents(
     of_latents = dynamics.token.weight[: passed.logits.shape[-1]]
 
     def head(y: Float[Array, "B N T D"]) -> tuple[Array, Array]:
-        h = dynamics.state_norm(dynamics.state(y))
+        h = dynamics.state_of(y)
         return h, posterior.given(h, seen.swapaxes(1, 2))
 
     # What losses on a record itself send into y needs no later record.

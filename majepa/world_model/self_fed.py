@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from ..config import MajepaConfig
-from ..nn.dists import TwoHot, kl, straight_through
+from ..nn.dists import TwoHot, kl, sample_by, straight_through
 from ..nn.means import masked_mean
 from ..nn.transformer import History
 from ..replay import Record
@@ -219,7 +219,7 @@ def _step(
     h, local_past = frozen.dynamics.history(token[:, :, None], episode[:, None], local_past)
     h = h[:, :, 0]
     q = frozen.posterior(h, outcome.e_hat)
-    z = straight_through(q, jnp.argmax(q + given.noise, axis=-1))
+    z = straight_through(q, sample_by(q, given.noise))
     legal = frozen.legal(feature(h, z)).astype(jnp.float32)
     after = _State(
         h,

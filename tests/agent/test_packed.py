@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from drawn import jit
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from runs.counting import CountingEnv
+from runs.counting import Lottery
 from safetensors.numpy import load_file
 
 from majepa import lanes
@@ -38,16 +38,6 @@ def test_a_run_alone_looks_at_nobody():
     x = jnp.asarray(1)
     assert most(x) is x and least(x) is x and not is_packed()
     assert if_wanted(jnp.asarray(False), x, None) is x
-
-
-class Lottery(CountingEnv):
-    """Environments whose episodes have the length that their key says."""
-
-    def reset(self, keys):
-        where, _ = super().reset(keys)
-        draw = jax.vmap(lambda key: jax.random.randint(key, (), 1, self.limit + 1))
-        where = where._replace(length=draw(keys))
-        return where, self.row(where)
 
 
 ENV = Lottery()

@@ -174,7 +174,7 @@ def test_condensed_modules_compute_the_same():
 
     @jit
     def read(local, joint, actor, critic):
-        h = local.dynamics.state_norm(local.dynamics.state(y))
+        h = local.dynamics.state_of(y)
         s = feature(h, z)
         return (
             local.posterior(h, e), local.prior(h), local.predict_post(s), local.predict_dyn(h),

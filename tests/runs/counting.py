@@ -102,6 +102,16 @@ class Learner(NamedTuple):
     updates: jax.Array
 
 
+class Lottery(CountingEnv):
+    """Environments whose episodes have the length that their key says."""
+
+    def reset(self, keys):
+        where, _ = super().reset(keys)
+        draw = jax.vmap(lambda key: jax.random.randint(key, (), 1, self.limit + 1))
+        where = where._replace(length=draw(keys))
+        return where, self.row(where)
+
+
 @dataclasses.dataclass(frozen=True)
 class FakeAlgorithm:
     """Greedy agents take action 2, the others 0 or 1 by chance. Learning mixes data and chance."""

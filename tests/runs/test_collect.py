@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from counting import AGENTS, CountingEnv, FakeAlgorithm
+from counting import AGENTS, CountingEnv, FakeAlgorithm, Lottery
 from drawn import jit
 
 from majepa.collect import begin, check_health, collect
@@ -194,16 +194,6 @@ def test_whole_episodes_leave_a_stream_at_first_rows():
         assert one.data.final.is_first.all() and not one.data.final.info["total"].any()
         assert not one.data.carry["seen"].any() and not one.data.final_carry["seen"].any()
         assert not one.stream.running_return.any()
-
-
-class Lottery(CountingEnv):
-    """Environments whose episodes have the length that their key says."""
-
-    def reset(self, keys):
-        where, _ = super().reset(keys)
-        draw = jax.vmap(lambda key: jax.random.randint(key, (), 1, self.limit + 1))
-        where = where._replace(length=draw(keys))
-        return where, self.row(where)
 
 
 def test_every_batch_has_fresh_episodes_and_every_row_its_own_chance():

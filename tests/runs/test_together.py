@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from counting import CountingEnv, FakeAlgorithm
+from counting import FakeAlgorithm, Lottery
 from matching import Matching
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -33,17 +33,6 @@ from majepa.log import Clock
 from majepa.progress import Lines
 from majepa.run_folder import BEST, CHECKPOINT, read_config
 from majepa.training import TrainError, load_run, make_algorithm, train, train_together
-
-
-class Lottery(CountingEnv):
-    """Environments whose episodes have the length that their key says."""
-
-    def reset(self, keys):
-        where, _ = super().reset(keys)
-        draw = jax.vmap(lambda key: jax.random.randint(key, (), 1, self.limit + 1))
-        where = where._replace(length=draw(keys))
-        return where, self.row(where)
-
 
 ENV = Lottery()
 ALGORITHM = FakeAlgorithm()
