@@ -48,6 +48,11 @@ class Linear(eqx.Module):
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
         return add_bias(self.bias, product(x, self.weight))
 
+    def of_both(self, x: Float[Array, "*b J"], more: Float[Array, "*b K"]) -> Float[Array, "*b O"]:
+        """The map of `[x; more]`, without a copy of a wide `x` next to a few more entries."""
+        head, tail = jnp.split(self.weight, [x.shape[-1]])
+        return add_bias(self.bias, product(x, head) + product(more, tail))
+
 
 class RMSNorm(eqx.Module):
     """Division of the last axis by its root mean square, with a learned gain."""

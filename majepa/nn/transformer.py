@@ -10,7 +10,8 @@ these roots at once; they share the keys and values of the sequence and own thos
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,6 +22,9 @@ from .layers import Linear, RMSNorm
 
 FAR_BELOW = -1e9
 """Score of what may not be seen; finite, so that no gradient is NaN."""
+FEW_LAYERS = 2
+LONGEST_ROW = 64
+"""Agents of several teams that attention takes for one sequence."""
 
 
 class Block(eqx.Module):
@@ -221,7 +225,7 @@ class TemporalTransformer(eqx.Module):
             return after, (keys, values, kept)
 
         given = (self.layers, past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
-        end, (keys, values, kept) = jax.lax.scan(layer, x, given)
+        end, (keys, values, kept) = _through(layer, x, given)
         return self.norm(end), History(keys, values, seen), (end, kept)
 
     def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
@@ -247,33 +251,45 @@ class TemporalTransformer(eqx.Module):
         now = last + 1 + step
         shared = _may_see(now, place, self.window) & (place[None, :] <= last[:, None])
         shared = shared[None] & (episode[:, :, None] == trunk.episode[:, None, :])
-        own = _may_see(step[None], own_place, self.window)
-        own = jnp.broadcast_to(own[None], (*shared.shape[:2], own_place.shape[0]))
-        mask = jnp.concatenate([shared, own], axis=-1)[:, None]
+        shared = shared[:, None, None]
+        own = _may_see(step[None], own_place, self.window) & (own_place < step)[None]
+        own = own[:, None, None, :, None]
         turn = turns(now, x.shape[-1] // self.layers.heads)
 
         def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
             block, keys, values, own_keys, own_values = given
             query, key_, value = block.project(x)
             query, key_ = rotate(query, turn), rotate(key_, turn)
-            own_keys = jax.lax.dynamic_update_index_in_dim(own_keys, key_, step, axis=3)
-            own_values = jax.lax.dynamic_update_index_in_dim(own_values, value, step, axis=3)
+            scale = query.shape[-1] ** -0.5
             to_shared = jnp.einsum(
                 "bnrhk,bnhsk->bnhrs", query, keys, preferred_element_type=jnp.float32
             )
+            to_shared = jnp.where(shared, scale * to_shared, FAR_BELOW)
             # A handful of places for each root: products and sums beat tiny matrices.
             to_own = jnp.sum(exact(query)[:, :, :, None] * exact(own_keys), axis=-1)
-            to_own = jnp.moveaxis(to_own, 4, 2)
-            weight = _weigh(jnp.concatenate([to_shared, to_own], axis=-1), mask, query)
-            on_shared, on_own = jnp.split(weight, [place.shape[0]], axis=-1)
-            mixed = jnp.einsum("bnhrs,bnhsk->bnrhk", on_shared, values)
-            own_weight = exact(jnp.moveaxis(on_own, 2, 4))[..., None]
-            mixed = mixed + jnp.sum(own_weight * exact(own_values), axis=3).astype(mixed.dtype)
-            return block.finish(x, mixed, DropoutKeys()), (own_keys, own_values)
+            to_own = jnp.where(own, scale * to_own, FAR_BELOW)
+            to_self = scale * jnp.sum(exact(query) * exact(key_), axis=-1)
+            # One softmax over all three, each in the layout that its products have.
+            peak = jnp.maximum(jnp.max(to_own, axis=3), to_self)
+            peak = jnp.maximum(peak, jnp.max(to_shared, axis=-1).swapaxes(2, 3))
+            on_shared = jnp.exp(to_shared - peak.swapaxes(2, 3)[..., None])
+            on_own, on_self = jnp.exp(to_own - peak[:, :, :, None]), jnp.exp(to_self - peak)
+            total = on_own.sum(axis=3) + on_self + on_shared.sum(axis=-1).swapaxes(2, 3)
+            on_shared = on_shared / total.swapaxes(2, 3)[..., None]
+            mixed = exact(jnp.einsum(
+                "bnhrs,bnhsk->bnrhk", on_shared.astype(values.dtype), values
+            ))  # fmt: skip
+            mixed += jnp.sum((on_own / total[:, :, :, None])[..., None] * exact(own_values), axis=3)
+            mixed += (on_self / total)[..., None] * exact(value)
+            return block.finish(x, mixed.astype(x.dtype), DropoutKeys()), (key_, value)
 
         given = (self.layers, trunk.keys, trunk.values, branches.keys, branches.values)
-        x, (keys, values) = jax.lax.scan(layer, x, given)
-        return self.norm(x), Branches(keys, values)
+        x, new = _through(layer, x, given)
+        room = (
+            jax.lax.dynamic_update_index_in_dim(old, leaf.astype(old.dtype), step, axis=4)
+            for old, leaf in zip(branches, new, strict=True)
+        )
+        return self.norm(x), Branches(*room)
 
 
 class AgentAttention(eqx.Module):
@@ -294,9 +310,16 @@ class AgentAttention(eqx.Module):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*b N D"]:
-        """Agents see those present and themselves, so that nobody sees nothing."""
-        alone = jnp.broadcast_to(jnp.eye(x.shape[-2], dtype=bool), (*x.shape[:-1], x.shape[-2]))
-        mask = present[..., None, :] | alone
+        """Agents see those present and themselves, so that nobody sees nothing.
+
+        Several teams make one sequence, in which nobody sees another team: matrix units take one
+        such sequence as fast as one team.
+        """
+        shape, agents = x.shape, x.shape[-2]
+        rows = agents * teams_together(x.size // (agents * x.shape[-1]), agents)
+        x, present = x.reshape(-1, rows, x.shape[-1]), present.reshape(-1, 1, rows)
+        team = jnp.arange(rows) // agents
+        mask = present & (team[:, None] == team[None, :])[None] | jnp.eye(rows, dtype=bool)[None]
 
         def layer(x: Array, given: tuple[Block, DropoutKeys]) -> tuple[Array, None]:
             block, dropout = given
@@ -307,7 +330,14 @@ class AgentAttention(eqx.Module):
             return block.finish(x, mixed, dropout), None
 
         layers = self.layers.norm_attention.gain.shape[0]
-        return jax.lax.scan(layer, x, (self.layers, _dropout_keys(key, layers)))[0]
+        given = (self.layers, _dropout_keys(key, layers))
+        return _through(layer, x, given)[0].reshape(shape)
+
+
+def teams_together(teams: int, agents: int) -> int:
+    """How many teams of so many agents share a sequence: a power of two that divides them."""
+    most = max(LONGEST_ROW // agents, 1)
+    return max(2**k for k in range(most.bit_length()) if teams % 2**k == 0 and 2**k <= most)
 
 
 def attention_weights(
@@ -373,15 +403,44 @@ def _stack(layers: int, width: int, heads: int, dropout: float, key: Key[Array, 
     return make(jax.random.split(key, layers))
 
 
+def _through(
+    layer: Callable[[Array, Any], tuple[Array, Any]], x: Array, given: tuple
+) -> tuple[Array, Any]:
+    """All layers in turn; `given` holds what each is given, the stacked blocks first.
+
+    A few of them are written out, so that nothing need be stacked for the way back.
+    """
+    count = given[0].norm_attention.gain.shape[0]
+    return jax.lax.scan(layer, x, given, unroll=count <= FEW_LAYERS)
+
+
 def _may_see(query: Int[Array, " Q"], place: Int[Array, " S"], window: int) -> Bool[Array, "Q S"]:
     distance = query[:, None] - place[None, :]
     return (distance >= 0) & (distance < window)
 
 
+@jax.custom_vjp
 def _scores(
     query: Float[Array, "*b T H K"], key: Float[Array, "*b S H K"]
-) -> Float[Array, "*b H T S"]:
+) -> Float32[Array, "*b H T S"]:
+    """In float32, of products in the precision of what is multiplied; so are gradients."""
     return jnp.einsum("...thk,...shk->...hts", query, key, preferred_element_type=jnp.float32)
+
+
+def _scores_forward(query: Array, key: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _scores(query, key), (query, key)
+
+
+def _scores_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    query, key = kept
+    gradient = gradient.astype(query.dtype)
+    return (
+        jnp.einsum("...hts,...shk->...thk", gradient, key),
+        jnp.einsum("...hts,...thk->...shk", gradient, query),
+    )
+
+
+_scores.defvjp(_scores_forward, _scores_backward)
 
 
 def _weigh(scores: Array, mask: Array, query: Array) -> Array:

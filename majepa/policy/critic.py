@@ -43,6 +43,5 @@ class Critic(eqx.Module):
         """Two-hot logits of each slot's value."""
         dtype = self.enter.weight.dtype
         flags = jnp.stack([present, alive], axis=-1).astype(dtype)
-        x = self.enter(jnp.concatenate([s.astype(dtype), flags], axis=-1))
-        x = self.agents(self.enter_norm(x), present)
+        x = self.agents(self.enter_norm(self.enter.of_both(s, flags)), present)
         return self.out(self.out_norm(x)).astype(jnp.float32)

@@ -154,8 +154,8 @@ class JointModel(eqx.Module):
         """Tokens of a transition, after the agents have seen each other's states and actions."""
         dtype = self.enter.weight.dtype
         flags = jnp.stack([present, alive], axis=-1).astype(dtype)
-        given = jnp.concatenate([s.astype(dtype), a.astype(dtype), flags], axis=-1)
-        return self.agents(self.enter_norm(self.enter(given)), present, key=key)
+        token = self.enter.of_both(s, jnp.concatenate([a.astype(dtype), flags], axis=-1))
+        return self.agents(self.enter_norm(token), present, key=key)
 
     def __call__(
         self,

@@ -35,12 +35,12 @@ from .local import Dynamics, Posterior
 from .tokens import Tokens, enter
 
 LONGEST_CHUNK = 32
-"""Records that are taken at once; a view is looked at from the beginning of one of its chunks."""
+"""Records whose noise is drawn at once; latents are drawn from the beginning of a chunk on."""
 
 
-def chunk_size(records: int) -> int:
+def chunk_size(records: int, longest: int = LONGEST_CHUNK) -> int:
     """The largest that divides them."""
-    return max(size for size in range(1, LONGEST_CHUNK + 1) if records % size == 0)
+    return max(size for size in range(1, longest + 1) if records % size == 0)
 
 
 def sample_latents(

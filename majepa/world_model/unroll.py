@@ -25,6 +25,9 @@ from .tokens import Tokens, enter, tokens_of
 
 sg = jax.lax.stop_gradient
 
+CONTEXT_CHUNK = 64
+"""Records of a context that are rebuilt at once: some more than needed cost less than more steps."""
+
 
 class States(NamedTuple):
     """Inferred local states of `T` records."""
@@ -84,7 +87,7 @@ def rebuild_context(
     record, num_actions = sequence.record, sequence.record.legal.shape[-1]
     batch, _, agents = record.alive.shape
     dtype, classes = local.dynamics.token.weight.dtype, local.posterior.classes
-    size = chunk_size(context)
+    size = chunk_size(context, CONTEXT_CHUNK)
 
     def chunk(number: Int[Array, ""], carry: tuple[History, History]) -> tuple[History, History]:
         history, joint_history = carry

@@ -47,6 +47,11 @@ class TestLinear:
         expected = x @ np.asarray(linear.weight, np.float64) + np.asarray(linear.bias)
         np.testing.assert_allclose(call(linear, x), expected, rtol=1e-5, atol=1e-6)
 
+    def test_two_inputs_side_by_side_need_not_be_joined(self, key):
+        linear = Linear(7, 3, key=key, bias_scale=1.0)
+        x = jax.random.normal(key, (2, 4, 7))
+        np.testing.assert_allclose(linear.of_both(x[..., :5], x[..., 5:]), linear(x), rtol=1e-5)
+
     def test_weights_begin_with_the_variance_of_their_fan_in(self, key):
         sizes = ((512, 1.0), (128, 1.0), (512, 0.01))
 

@@ -17,6 +17,7 @@ from majepa.nn.transformer import (
     TemporalTransformer,
     drop,
     rotate,
+    teams_together,
     turns,
 )
 
@@ -418,6 +419,35 @@ class TestAgents:
         out = attend(among_agents(), wide.reshape(2, 2, 6, WIDTH), there.reshape(2, 2, 6))
         out = np.asarray(out).reshape(4, 6, WIDTH)
         close(out[:, :4], attend(among_agents(), x, present))
+
+    @pytest.mark.parametrize("teams", [1, 3, 12, 32])
+    def test_teams_at_once_are_as_each_by_itself(self, teams):
+        """Whatever number of them shares a sequence, and so with their gradients."""
+        x, weight = normals(teams, 4, WIDTH), normals(teams, 4, WIDTH, seed=1)
+        present = np.random.default_rng(2).random((teams, 4)) < 0.7
+
+        @jit
+        def together(model, x, present):
+            return jax.value_and_grad(lambda x: jnp.sum(model(x, present) * weight))(x)
+
+        @jit
+        def apart(model, x, present):
+            def one(x, present, weight):
+                return jax.value_and_grad(lambda x: jnp.sum(model(x, present) * weight))(x)
+
+            values, gradients = jax.lax.map(lambda team: one(*team), (x, present, weight))
+            return values.sum(), gradients
+
+        value, gradient = together(among_agents(), x, present)
+        expected, expected_gradient = apart(among_agents(), x, present)
+        close(value, expected)
+        close(gradient, expected_gradient)
+
+    def test_as_many_teams_share_a_sequence_as_fit_and_divide_them(self):
+        assert [teams_together(64, agents) for agents in (1, 2, 5, 8, 10, 27, 64, 100)] == [
+            64, 32, 8, 8, 4, 2, 1, 1,
+        ]  # fmt: skip
+        assert [teams_together(teams, 5) for teams in (1, 2, 3, 12, 63, 1008)] == [1, 2, 1, 4, 1, 8]
 
     def test_absent_teams_stay_finite(self):
         @jit
