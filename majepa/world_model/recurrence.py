@@ -11,6 +11,7 @@ gradient. Sums and values are those of differentiating the recurrence itself.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +31,7 @@ from ..nn.stream import (
     steps_of,
 )
 from ..nn.transformer import History, Trace
-from .condense import Basis
+from .condense import Basis, Condensed
 from .local import Dynamics, Posterior
 from .tokens import Tokens, enter
 
@@ -56,6 +57,25 @@ def sample_latents(
 
     The first one continues from the latent that its token names; the others from each other.
     """
+    given = (dynamics, posterior, seen, tokens, past, key, jnp.asarray(begin))
+    if not _has_kernels(dynamics, posterior):
+        return _sample_latents(*given)
+    from . import fused
+
+    kernels = functools.partial(fused.sample_latents, size=chunk_size(tokens.a_before.shape[1]))
+    return jax.lax.platform_dependent(*given, cuda=kernels, default=_sample_latents)
+
+
+def _sample_latents(
+    dynamics: Dynamics,
+    posterior: Posterior,
+    seen: Float[Array, "B T N D"],
+    tokens: Tokens,
+    past: History,
+    key: Key[Array, ""],
+    begin: Int[Array, ""],
+) -> Int[Array, "B T N S"]:
+    """On any machine, and for states that are condensed or not."""
     batch, length, agents = tokens.a_before.shape
     classes, latents = posterior.classes, posterior.latents
     layers = layers_of(dynamics.transformer)
@@ -95,6 +115,16 @@ def sample_latents(
     z_before = jax.lax.dynamic_index_in_dim(tokens.z_before, first * size, axis=1, keepdims=False)
     carry = (open_stream(past, tokens.episode), z_before, jnp.zeros_like(tokens.z_before))
     return jax.lax.fori_loop(first, length // size, chunk, carry)[2]
+
+
+def _has_kernels(dynamics: Dynamics, posterior: Posterior) -> bool:
+    """Whether a GPU has kernels for the latents of this model; see `fused`."""
+    if not isinstance(dynamics.state, Condensed) or dynamics.token.weight.dtype != jnp.bfloat16:
+        return False
+    # Not before they may be wanted: what kernels are written in takes a while to load.
+    from . import fused
+
+    return fused.suits(dynamics, posterior)
 
 
 class Followed(NamedTuple):

@@ -1,0 +1,274 @@
+"""Kernels for GPUs: what one record of a `Stream` takes, in a handful of launches.
+
+A record is a row for each agent of each sequence, too few to keep a GPU busy for longer than its
+kernels take to start. XLA needs some fifty for it; here, each matrix product takes along what
+comes before it (a norm) and after it (a bias, an activation, a residual, a turn to a place).
+
+Arrays lie in device memory and are never cut outside of a kernel: those that hold many records are
+handed over whole, with the number of the record. Programs take `ROWS` rows; sums are of float32 and
+in a fixed order.
+
+Only sizes that are powers of two can be loaded, and a matrix unit takes 16 rows and columns at
+least: `suit` says which. `interpret` runs the same programs on any machine, slowly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Float, Int, Shaped
+
+from .layers import Linear, RMSNorm
+from .transformer import FAR_BELOW, Block, Turn
+
+ROWS = 16
+"""Rows that a program takes of a matrix product."""
+COLUMNS = 64
+"""Columns that it puts out, where there are many."""
+NARROW = 32
+"""And where there are few, so that there are programs for all processors."""
+STAGES = 4
+"""Loads that are under way at a time."""
+
+Ref = Any
+Slice = Any
+Time = Int[Array, "1"]
+
+
+def suit(*sizes: int, least: int = 16) -> bool:
+    """Whether these many entries can be loaded at once."""
+    return all(size >= least and size & (size - 1) == 0 for size in sizes)
+
+
+def whole_rows(x: Shaped[Array, "R *s"]) -> Shaped[Array, "P *s"]:
+    """With rows of zeros up to a multiple of what a program takes."""
+    return jnp.pad(x, [(0, -x.shape[0] % ROWS)] + [(0, 0)] * (x.ndim - 1))
+
+
+def launch(
+    kernel: Callable[..., None],
+    out: Any,
+    grid: tuple[int, ...],
+    *given: Any,
+    in_place: int = 0,
+    warps: int = 4,
+    interpret: bool = False,
+) -> Any:
+    """Run `kernel(*given, *out)` for each place of a grid.
+
+    The first `in_place` of `given`, arrays, are the first ones of `out` as well: what is not
+    written stays.
+    """
+    return pl.pallas_call(
+        kernel,
+        out_shape=out,
+        grid=grid,
+        input_output_aliases={number: number for number in range(in_place)},
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=STAGES),
+        interpret=interpret,
+        name=kernel.__name__.strip("_"),
+    )(*given)
+
+
+def like(x: Array, *shape: int) -> jax.ShapeDtypeStruct:
+    """An output of the same type, and shape unless one is given."""
+    return jax.ShapeDtypeStruct(shape or x.shape, x.dtype)
+
+
+def part(number: Int[Array, ""] | int, size: int) -> Slice:
+    """Part `number` of an axis that is cut into parts of a size."""
+    return pl.ds(number * size, size)
+
+
+def divide(number: Int[Array, ""], size: int) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """How often it holds `size`, and what is left; of a number that is not negative."""
+    by = jnp.asarray(size, number.dtype)
+    return jax.lax.div(number, by), jax.lax.rem(number, by)
+
+
+def add_up(
+    size: int, add: Callable[[Slice, tuple], tuple], start: tuple, depth: int = 128
+) -> tuple:
+    """Go along an axis of `size` entries, in parts of `depth`."""
+    depth = math.gcd(size, depth)
+    if depth == size:
+        return add(part(0, depth), start)
+    return jax.lax.fori_loop(
+        0, size // depth, lambda number, total: add(part(number, depth), total), start
+    )
+
+
+def dot(x: Float[Array, "M K"], weight: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    return jnp.dot(x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)
+
+
+def exact(ref: Ref, *place: Any) -> Float[Array, "..."]:
+    """What lies there, in float32."""
+    return ref[place].astype(jnp.float32)
+
+
+def total(x: Float[Array, "M K"]) -> Float[Array, "M 1"]:
+    return jnp.sum(x, axis=1, keepdims=True)
+
+
+def zeros(*shape: int) -> Float[Array, "..."]:
+    return jnp.zeros(shape, jnp.float32)
+
+
+def normed_products(
+    x: Ref, norm: RMSNorm, weight: Ref, rows: Slice, columns: Sequence[Slice]
+) -> tuple[list[Float[Array, "M N"]], Float[Array, "M 1"]]:
+    """`norm(x)` times some columns of a matrix, and the scale of that norm.
+
+    Rows are scaled at the end, so that one pass finds sums of squares and products.
+    """
+    size = x.shape[-1]
+
+    def add(cut: Slice, carry: tuple) -> tuple:
+        square, sums = carry
+        now = exact(x, rows, cut)
+        gained = now * exact(norm.gain, cut)[None]
+        sums = tuple(
+            so_far + dot(gained, weight[cut, some])
+            for so_far, some in zip(sums, columns, strict=True)
+        )
+        return square + total(now * now), sums
+
+    start = (zeros(ROWS, 1), tuple(zeros(ROWS, some.size) for some in columns))
+    square, sums = add_up(size, add, start)
+    scale = jax.lax.rsqrt(square / size + norm.eps)
+    return [scale * so_far for so_far in sums], scale
+
+
+def widen(
+    x: Float[Array, "R D"], norm: RMSNorm, linear: Linear, *, interpret: bool
+) -> Float[Array, "R W"]:
+    """`silu(linear(norm(x)))`."""
+    rows, size = x.shape[0] // ROWS, linear.bias.shape[0]
+
+    def widen_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
+        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), COLUMNS)
+        (found,), _ = normed_products(x, norm, linear.weight, here, [columns])
+        wide = (found + exact(linear.bias, columns)[None]).astype(out.dtype)
+        out[here, columns] = jax.nn.silu(wide.astype(jnp.float32)).astype(out.dtype)
+
+    out = like(x, x.shape[0], size)
+    grid = (rows, size // COLUMNS)
+    return launch(widen_kernel, out, grid, x, norm, linear, warps=8, interpret=interpret)
+
+
+def add_product(
+    before: Float[Array, "R D"], x: Float[Array, "R W"], linear: Linear, *, interpret: bool
+) -> Float[Array, "R D"]:
+    """`before + linear(x)`."""
+
+    def add_product_kernel(before: Ref, x: Ref, linear: Linear, out: Ref) -> None:
+        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), NARROW)
+
+        def add(cut: Slice, carry: tuple) -> tuple:
+            return (carry[0] + dot(x[here, cut], linear.weight[cut, columns]),)
+
+        (found,) = add_up(x.shape[-1], add, (zeros(ROWS, NARROW),), depth=256)
+        found = found + exact(linear.bias, columns)[None]
+        out[here, columns] = (exact(before, here, columns) + found).astype(out.dtype)
+
+    grid = (before.shape[0] // ROWS, before.shape[1] // NARROW)
+    given = (before, x, linear)
+    return launch(add_product_kernel, like(before), grid, *given, interpret=interpret)
+
+
+def enter_stream(
+    stream: Float[Array, "3 R S D"],
+    x: Float[Array, "R D"],
+    block: Block,
+    turn: Turn,
+    t: Time,
+    *,
+    window: int,
+    interpret: bool,
+) -> Float[Array, "3 R S D"]:
+    """The stream with queries and keys, turned to their place, and values of record `t`."""
+    heads, size = block.heads, x.shape[1] // block.heads
+    half = size // 2
+
+    def enter_kernel(
+        old: Ref, x: Ref, norm: RMSNorm, linear: Linear, turn: Turn, t: Ref, stream: Ref
+    ) -> None:
+        here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
+        (kind, head), place = divide(number, heads), window - 1 + t[0]
+        first = head * size
+        # The halves of a head are apart from the beginning: nothing cuts what is computed.
+        columns = [pl.ds(number * size + offset, half) for offset in (0, half)]
+        found, _ = normed_products(x, norm, linear.weight, here, columns)
+        dtype = stream.dtype
+        left, right = (
+            (some + exact(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
+            for some, cut in zip(found, columns, strict=True)
+        )
+        is_value = kind == 2
+        cos = jnp.where(is_value, 1.0, turn.cos[place, :])[None]
+        sin = jnp.where(is_value, 0.0, turn.sin[place, :])[None]
+        stream[kind, here, place, pl.ds(first, half)] = (left * cos - right * sin).astype(dtype)
+        stream[kind, here, place, pl.ds(first + half, half)] = (left * sin + right * cos).astype(
+            dtype
+        )
+
+    grid = (x.shape[0] // ROWS, 3 * heads)
+    given = (x, block.norm_attention, block.query_key_value, turn, t)
+    return launch(enter_kernel, like(stream), grid, stream, *given, in_place=1, interpret=interpret)
+
+
+def attend(
+    stream: Float[Array, "3 R S D"],
+    episode: Int[Array, "R S"],
+    t: Time,
+    *,
+    heads: int,
+    window: int,
+    interpret: bool,
+) -> Float[Array, "R D"]:
+    """What attention mixes for record `t`, from the window that ends with it."""
+    _, rows, _, width = stream.shape
+    size = width // heads
+
+    def attend_kernel(stream: Ref, episode: Ref, t: Ref, out: Ref) -> None:
+        row, columns = pl.program_id(0), part(pl.program_id(1), size)
+        first = t[0]
+        seen, place = pl.ds(first, window), first + window - 1
+        query = exact(stream, 0, row, place, columns)
+        keys, values = (exact(stream, kind, row, seen, columns) for kind in (1, 2))
+        scores = jnp.sum(keys * query[None], axis=1) * size**-0.5
+        scores = jnp.where(episode[row, seen] == episode[row, place], scores, FAR_BELOW)
+        weight = jnp.exp(scores - jnp.max(scores))
+        weight = weight / jnp.sum(weight)
+        out[row, columns] = jnp.sum(weight[:, None] * values, axis=0).astype(out.dtype)
+
+    out = like(stream, rows, width)
+    return launch(attend_kernel, out, (rows, heads), stream, episode, t, interpret=interpret)
+
+
+def advance(
+    block: Block,
+    x: Float[Array, "R D"],
+    stream: Float[Array, "3 R S D"],
+    episode: Int[Array, "R S"],
+    turn: Turn,
+    t: Time,
+    *,
+    window: int,
+    interpret: bool = False,
+) -> tuple[Float[Array, "R D"], Float[Array, "3 R S D"]]:
+    """What a layer makes of record `t`, and its stream with that record in it."""
+    stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
+    mixed = attend(
+        stream, episode, t, heads=block.heads, window=window, interpret=interpret
+    )  # fmt: skip
+    middle = add_product(x, mixed, block.out, interpret=interpret)
+    wide = widen(middle, block.norm_feed, block.widen, interpret=interpret)
+    return add_product(middle, wide, block.narrow, interpret=interpret), stream

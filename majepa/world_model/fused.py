@@ -1,0 +1,291 @@
+"""The recurrence of local states in few kernels a record; see `recurrence` for what it computes.
+
+Rows are the agents of all sequences. All that is known beforehand of a record, of all records at
+once, is computed before the loop that goes from record to record.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Float, Int, Key, Shaped
+
+from ..nn.kernels import (
+    COLUMNS,
+    ROWS,
+    Ref,
+    Slice,
+    Time,
+    add_up,
+    advance,
+    divide,
+    dot,
+    exact,
+    launch,
+    like,
+    normed_products,
+    part,
+    suit,
+    total,
+    whole_rows,
+    zeros,
+)
+from ..nn.layers import Linear, RMSNorm
+from ..nn.stream import layers_of
+from ..nn.transformer import History, rotate, turns
+from .condense import Basis
+from .local import Dynamics, Posterior
+from .tokens import Tokens
+
+
+class _Reader(NamedTuple):
+    """What is read from the output x of the last layer, with y = norm(x): one matrix for all.
+
+    Its columns are those of the posterior's first layer, then those of the Gram matrix twice: as
+    the type of the weights holds it, and what that leaves.
+    """
+
+    norm: RMSNorm
+    weight: Float[Array, "D O"]
+    bias: Float[Array, " O"]
+    """The row for the constant in [y; 1]; twice for the Gram matrix, which has a column too."""
+    corner: Float[Array, "1"]
+
+
+def _reader(basis: Basis, norm: RMSNorm, first: Linear) -> _Reader:
+    size = norm.gain.shape[0]
+    gram, dtype = basis.gram[:size, :size], first.weight.dtype
+    held = gram.astype(dtype)
+    left = (gram - held.astype(gram.dtype)).astype(dtype)
+    bias = [first.weight[size].astype(gram.dtype), 2 * basis.gram[size, :size], zeros(size)]
+    return _Reader(
+        norm,
+        jnp.concatenate([first.weight[:size], held, left], axis=1),
+        jnp.concatenate(bias),
+        basis.gram[size, size][None],
+    )
+
+
+def sample_latents(
+    dynamics: Dynamics,
+    posterior: Posterior,
+    seen: Float[Array, "B T N D"],
+    tokens: Tokens,
+    past: History,
+    key: Key[Array, ""],
+    begin: Int[Array, ""],
+    *,
+    size: int,
+    interpret: bool = False,
+) -> Int[Array, "B T N S"]:
+    """As in `recurrence`, for condensed states, in chunks of `size` records."""
+    dynamics, posterior, seen, past = jax.lax.stop_gradient((dynamics, posterior, seen, past))
+    batch, length, agents = tokens.a_before.shape
+    latents, classes = posterior.latents, posterior.classes
+    layers = layers_of(dynamics.transformer)
+    reader = _reader(dynamics.state.basis, layers.norm, posterior.mlp.linears[0])  # pyright: ignore
+
+    def by_row(leaf: Shaped[Array, "B T N *s"]) -> Shaped[Array, "R T *s"]:
+        leaf = leaf.swapaxes(1, 2)
+        return whole_rows(leaf.reshape(batch * agents, *leaf.shape[2:]))
+
+    def of_agents(leaf: Shaped[Array, "B T"]) -> Shaped[Array, "R T"]:
+        return by_row(jnp.broadcast_to(leaf[:, :, None], (*leaf.shape, agents)))
+
+    seen, a_before, z_before = (by_row(leaf) for leaf in (seen, tokens.a_before, tokens.z_before))
+    is_first = of_agents(tokens.is_first.astype(jnp.int32))
+    episode = of_agents(jnp.concatenate([past.episode, tokens.episode], axis=1))
+    turn = turns(jnp.arange(episode.shape[1]), past.keys.shape[-1])
+    turn = jax.tree.map(lambda leaf: leaf[:, 0], turn)
+    streams = _open(past, length)
+
+    def chunk(number: Int[Array, ""], carry: tuple) -> tuple:
+        times = number * size + jnp.arange(size)
+        noise = _noise(key, times, (batch, agents, latents * classes), classes)
+
+        def step(offset: Int[Array, ""], carry: tuple) -> tuple:
+            streams, latent = list(carry[0]), carry[1]
+            t = (number * size + offset)[None]
+            x = _token(
+                dynamics, latent, a_before, is_first, t, classes=classes, interpret=interpret
+            )
+            for layer, block in enumerate(layers.blocks):
+                x, streams[layer] = advance(
+                    block, x, streams[layer], episode, turn, t,
+                    window=layers.window, interpret=interpret,
+                )  # fmt: skip
+            read, squares = _read(x, reader, interpret=interpret)
+            given = (read, squares, reader.corner, seen, noise, t)
+            latent = _draw(latent, posterior, dynamics, *given, interpret=interpret)
+            return tuple(streams), latent
+
+        return jax.lax.fori_loop(0, size, step, carry)
+
+    # Place t + 1 is for the latents of record t; place 0 for what the first token names.
+    chunk_of_first = begin // size
+    latent = jnp.zeros((z_before.shape[0], length + 1, latents), z_before.dtype)
+    latent = jax.lax.dynamic_update_slice_in_dim(
+        latent,
+        jax.lax.dynamic_slice_in_dim(z_before, chunk_of_first * size, 1, axis=1),
+        chunk_of_first * size,
+        axis=1,
+    )
+    latent = jax.lax.fori_loop(chunk_of_first, length // size, chunk, (streams, latent))[1]
+    latent = latent[: batch * agents, 1:].reshape(batch, agents, length, latents).swapaxes(1, 2)
+    known = jnp.arange(length) >= chunk_of_first * size
+    return jnp.where(known[None, :, None, None], latent, 0)
+
+
+def _noise(
+    key: Key[Array, ""], times: Int[Array, " T"], shape: tuple[int, int, int], classes: int
+) -> Float[Array, "T R Z"]:
+    batch, agents, size = shape
+
+    def one(t: Int[Array, ""]) -> Float[Array, "R Z"]:
+        lead = (batch, agents, size // classes, classes)
+        noise = jax.random.gumbel(jax.random.fold_in(key, t), lead)
+        return whole_rows(noise.reshape(batch * agents, size))
+
+    return jax.vmap(one)(times)
+
+
+def _open(past: History, length: int) -> tuple[Float[Array, "3 R S D"], ...]:
+    """Queries, keys and values of each layer, as in `Stream`; no query of the past is known."""
+    layers, batch, agents, before, heads, size = past.keys.shape
+    keys = rotate(past.keys, turns(jnp.arange(before), size))
+    both = jnp.stack([jnp.zeros_like(keys), keys, past.values], axis=1)
+    both = both.reshape(layers, 3, batch * agents, before, heads * size)
+    more = (0, -batch * agents % ROWS)
+    both = jnp.pad(both, [(0, 0), (0, 0), more, (0, length), (0, 0)])
+    return tuple(both)
+
+
+def _token(
+    dynamics: Dynamics,
+    latent: Int[Array, "R P S"],
+    a_before: Int[Array, "R T"],
+    is_first: Int[Array, "R T"],
+    t: Time,
+    *,
+    classes: int,
+    interpret: bool,
+) -> Float[Array, "R D"]:
+    """`Dynamics.look_up` for record `t`."""
+    rows, _, latents = latent.shape
+
+    def token_kernel(
+        linear: Linear, norm: RMSNorm, latent: Ref, a_before: Ref, is_first: Ref, t: Ref, out: Ref
+    ) -> None:
+        row, now = pl.program_id(0), t[0]
+        index = jnp.arange(latents) * classes + latent[row, now, :]
+        found = jnp.sum(exact(linear.weight, index, slice(None)), axis=0)
+        found = found + exact(linear.weight, latents * classes + a_before[row, now], slice(None))
+        found = jnp.where(is_first[row, now] != 0, 0.0, found).astype(out.dtype)
+        x = (found + linear.bias[...]).astype(out.dtype).astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.sum(x * x) / x.shape[0] + norm.eps)
+        out[row, :] = (x * scale * exact(norm.gain, ...)).astype(out.dtype)
+
+    weight = dynamics.token.weight
+    given = (dynamics.token, dynamics.token_norm, latent, a_before, is_first, t)
+    out = like(weight, rows, weight.shape[1])
+    return launch(token_kernel, out, (rows,), *given, interpret=interpret)
+
+
+def _read(
+    x: Float[Array, "R D"], reader: _Reader, *, interpret: bool
+) -> tuple[Float[Array, "R O"], Float[Array, "C R"]]:
+    """`y @ weight + bias` for y = norm(x), and sums of its columns times y, tile by tile."""
+    rows, width = x.shape
+    size = reader.bias.shape[0]
+
+    def read_kernel(x: Ref, reader: _Reader, out: Ref, squares: Ref) -> None:
+        here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
+        columns = part(number, COLUMNS)
+        (found,), scale = normed_products(x, reader.norm, reader.weight, here, [columns])
+        found = found + reader.bias[columns][None]
+        out[here, columns] = found.astype(out.dtype)
+        own = part(divide(number, width // COLUMNS)[1], COLUMNS)
+        # Rounded as it was for the product: the form stays that of one vector.
+        y = (exact(x, here, own) * exact(reader.norm.gain, own)[None]).astype(x.dtype)
+        squares[number, here] = jnp.sum(found * (y.astype(jnp.float32) * scale), axis=1)
+
+    tiles = size // COLUMNS
+    out = (like(x, rows, size), like(reader.bias, tiles, rows))
+    grid = (rows // ROWS, tiles)
+    return launch(read_kernel, out, grid, x, reader, warps=8, interpret=interpret)
+
+
+def _draw(
+    latent: Int[Array, "R P S"],
+    posterior: Posterior,
+    dynamics: Dynamics,
+    read: Float[Array, "R O"],
+    squares: Float[Array, "C R"],
+    corner: Float[Array, "1"],
+    seen: Float[Array, "R T J"],
+    noise: Float[Array, "N R Z"],
+    t: Time,
+    *,
+    interpret: bool,
+) -> Int[Array, "R P S"]:
+    """With the latents of record `t`, each from the program of its columns."""
+    rows, _, latents = latent.shape
+    classes, size, share = posterior.classes, seen.shape[-1], posterior.unimix
+    eps, chunk = dynamics.state.basis.eps, noise.shape[0]  # pyright: ignore
+    first_square = size // COLUMNS
+    count = squares.shape[0] - first_square
+
+    def draw_kernel(
+        old: Ref, norm: RMSNorm, linear: Linear, read: Ref, squares: Ref, corner: Ref,
+        seen: Ref, noise: Ref, t: Ref, latent: Ref,
+    ) -> None:  # fmt: skip
+        here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
+        columns = part(number, classes)
+        square = jnp.sum(squares[pl.ds(first_square, count), here], axis=0) + corner[0]
+        r = jax.lax.rsqrt(jnp.maximum(square, 0) + eps)[:, None]
+
+        def hidden(cut: Slice) -> Float[Array, "M K"]:
+            return r * exact(read, here, cut) + exact(seen, here, now, cut)
+
+        whole = hidden(pl.ds(0, size))
+        scale = jax.lax.rsqrt(total(whole * whole) / size + norm.eps)
+
+        def add(cut: Slice, carry: tuple) -> tuple:
+            normed = hidden(cut) * scale * exact(norm.gain, cut)[None]
+            return (carry[0] + dot(jax.nn.silu(normed), linear.weight[cut, columns]),)
+
+        (logits,) = add_up(size, add, (zeros(ROWS, classes),))
+        logits = logits + exact(linear.bias, columns)[None]
+        # As the posteriors that gradients are taken of have them.
+        logits = logits.astype(linear.bias.dtype).astype(jnp.float32)
+        weight = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
+        mixed = (1 - share) * weight / total(weight) + share / classes
+        score = jnp.log(mixed) + noise[divide(now, chunk)[1], here, columns]
+        index = jax.lax.broadcasted_iota(jnp.int32, (ROWS, classes), 1)
+        is_best = score == jnp.max(score, axis=1, keepdims=True)
+        best = jnp.min(jnp.where(is_best, index, classes), axis=1)
+        latent[here, now + 1, number] = best.astype(latent.dtype)
+
+    given = (posterior.mlp.norms[0], posterior.mlp.linears[1], read, squares, corner)
+    return launch(
+        draw_kernel, like(latent), (rows // ROWS, latents),
+        latent, *given, seen, noise, t, in_place=1, warps=8, interpret=interpret,
+    )  # fmt: skip
+
+
+def suits(dynamics: Dynamics, posterior: Posterior) -> bool:
+    """Whether there are kernels for these sizes."""
+    width, window = dynamics.transformer.norm.gain.shape[0], dynamics.transformer.window
+    head = width // dynamics.transformer.layers.heads
+    hidden = posterior.mlp.norms[0].gain.shape[0]
+    leaves = jax.tree.leaves((dynamics.token, dynamics.transformer, posterior))
+    return (
+        all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
+        and len(posterior.mlp.linears) == 2
+        and suit(width, hidden, least=COLUMNS)
+        and suit(head, least=32)
+        and suit(window, posterior.classes, posterior.latents)
+    )
