@@ -17,6 +17,9 @@ from jaxtyping import Array, DTypeLike, Float, Key, Shaped
 
 Tree = TypeVar("Tree")
 
+ALIGNED = 8
+"""Sizes that are multiples of this many entries suit matrix units."""
+
 
 class Linear(eqx.Module):
     """An affine map of the last axis."""

@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, DTypeLike, Float, Float32, Int, Key
 
-from .layers import Linear, RMSNorm
+from .layers import ALIGNED, Linear, RMSNorm
 
 FAR_BELOW = -1e9
 """Score of what may not be seen; finite, so that no gradient is NaN."""
 FEW_LAYERS = 2
+"""So few are written out one after another instead of being looped over."""
 LONGEST_ROW = 64
 """Agents of several teams that attention takes for one sequence."""
 
@@ -122,7 +123,10 @@ class Trace(NamedTuple):
 
 
 class Trunk(NamedTuple):
-    """A history that many futures go on from: it is turned, and laid out, once for all steps."""
+    """A history that many futures go on from: it is turned, and laid out, once for all steps.
+
+    Places after its end, which nobody sees, make their number one that matrix units like.
+    """
 
     keys: Float[Array, "L B N H S K"]
     """Turned to their places."""
@@ -233,8 +237,12 @@ class TemporalTransformer(eqx.Module):
         layers, batch, agents, length, heads, size = history.keys.shape
         keys = rotate(history.keys, turns(jnp.arange(length), size))
         room = jnp.zeros((layers, batch, agents, roots, steps, heads, size), history.keys.dtype)
-        keys, values = keys.swapaxes(3, 4), history.values.swapaxes(3, 4)
-        return Trunk(keys, values, history.episode), Branches(room, room)
+
+        def laid_out(leaf: Float[Array, "L B N S H K"]) -> Float[Array, "L B N H P K"]:
+            return _even(leaf.swapaxes(3, 4), 4, 0)
+
+        trunk = Trunk(laid_out(keys), laid_out(history.values), _even(history.episode, 1, -1))
+        return trunk, Branches(room, room)
 
     def branch(
         self,
@@ -412,6 +420,12 @@ def _through(
     """
     count = given[0].norm_attention.gain.shape[0]
     return jax.lax.scan(layer, x, given, unroll=count <= FEW_LAYERS)
+
+
+def _even(x: Array, axis: int, value: int) -> Array:
+    """With more of `value` at the end of an axis."""
+    more = [(0, -x.shape[axis] % ALIGNED if number == axis else 0) for number in range(x.ndim)]
+    return jnp.pad(x, more, constant_values=value)
 
 
 def _may_see(query: Int[Array, " Q"], place: Int[Array, " S"], window: int) -> Bool[Array, "Q S"]:

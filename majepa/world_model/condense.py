@@ -14,12 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..nn.layers import MLP, Linear, product
+from ..nn.layers import ALIGNED, MLP, Linear, product
 from .joint import JointModel
 from .local import Dynamics, LocalModel
-
-ALIGNED = 8
-"""Sizes that are multiples of this many entries suit matrix units."""
 
 
 class Basis(eqx.Module):

@@ -26,7 +26,7 @@ from .tokens import Tokens, enter, tokens_of
 sg = jax.lax.stop_gradient
 
 CONTEXT_CHUNK = 64
-"""Records of a context that are rebuilt at once: some more than needed cost less than more steps."""
+"""Records of a context that are rebuilt at once: a few too many cost less than more steps."""
 
 
 class States(NamedTuple):
