@@ -33,8 +33,10 @@ COLUMNS = 64
 """Columns that it puts out, where there are many."""
 NARROW = 32
 """And where there are few, so that there are programs for all processors."""
+DEPTH = 128
+"""Terms of a sum that are loaded at once,"""
 STAGES = 4
-"""Loads that are under way at a time."""
+"""and how often that happens before they are needed."""
 
 Ref = Any
 Slice = Any
@@ -93,7 +95,7 @@ def divide(number: Int[Array, ""], size: int) -> tuple[Int[Array, ""], Int[Array
 
 
 def add_up(
-    size: int, add: Callable[[Slice, tuple], tuple], start: tuple, depth: int = 128
+    size: int, add: Callable[[Slice, tuple], tuple], start: tuple, depth: int = DEPTH
 ) -> tuple:
     """Go along an axis of `size` entries, in parts of `depth`."""
     depth = math.gcd(size, depth)
@@ -138,11 +140,11 @@ def normed_products(
             so_far + dot(gained, weight[cut, some])
             for so_far, some in zip(sums, columns, strict=True)
         )
-        return square + total(now * now), sums
+        return square + now * now, sums
 
-    start = (zeros(ROWS, 1), tuple(zeros(ROWS, some.size) for some in columns))
-    square, sums = add_up(size, add, start)
-    scale = jax.lax.rsqrt(square / size + norm.eps)
+    sums = tuple(zeros(ROWS, some.size) for some in columns)
+    square, sums = add_up(size, add, (zeros(ROWS, math.gcd(size, DEPTH)), sums))
+    scale = jax.lax.rsqrt(total(square) / size + norm.eps)
     return [scale * so_far for so_far in sums], scale
 
 
@@ -266,9 +268,7 @@ def advance(
 ) -> tuple[Float[Array, "R D"], Float[Array, "3 R S D"]]:
     """What a layer makes of record `t`, and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
-    mixed = attend(
-        stream, episode, t, heads=block.heads, window=window, interpret=interpret
-    )  # fmt: skip
+    mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
     middle = add_product(x, mixed, block.out, interpret=interpret)
     wide = widen(middle, block.norm_feed, block.widen, interpret=interpret)
     return add_product(middle, wide, block.narrow, interpret=interpret), stream

@@ -478,9 +478,7 @@ def _pull_token(
     rows, _, size = of_z.shape
     out, grid = (like(of_z), like(of_latents, rows, size)), (rows // ROWS, size // classes)
     given = (of_z, back, norm, token, of_latents, logits, is_first, t)
-    return launch(
-        pull_token_kernel, out, grid, *given, in_place=1, warps=8, interpret=interpret
-    )  # fmt: skip
+    return launch(pull_token_kernel, out, grid, *given, in_place=1, interpret=interpret)
 
 
 def suits(dynamics: Dynamics, posterior: Posterior) -> bool:

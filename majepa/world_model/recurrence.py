@@ -7,6 +7,9 @@ states. Once they are known, all states are computed at once (`follow_latents`).
 samples between. `_gradients_of_latents` finds it for one record after another, last record first,
 moving nothing but activations; with it, the pass over all records at once gives every parameter's
 gradient. Sums and values are those of differentiating the recurrence itself.
+
+Both go from record to record, which takes a GPU many small kernels. `fused` has few for the sizes
+it suits, and is taken there.
 """
 
 from __future__ import annotations
