@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +33,10 @@ COLUMNS = 64
 """Columns that it puts out, where there are many."""
 NARROW = 32
 """And where there are few, so that there are programs for all processors."""
+DEPTH = 128
+"""Terms of a sum that are loaded at once,"""
 STAGES = 4
-"""Loads that are under way at a time."""
+"""and how often that happens before they are needed."""
 
 Ref = Any
 Slice = Any
@@ -93,7 +95,7 @@ def divide(number: Int[Array, ""], size: int) -> tuple[Int[Array, ""], Int[Array
 
 
 def add_up(
-    size: int, add: Callable[[Slice, tuple], tuple], start: tuple, depth: int = 128
+    size: int, add: Callable[[Slice, tuple], tuple], start: tuple, depth: int = DEPTH
 ) -> tuple:
     """Go along an axis of `size` entries, in parts of `depth`."""
     depth = math.gcd(size, depth)
@@ -138,11 +140,11 @@ def normed_products(
             so_far + dot(gained, weight[cut, some])
             for so_far, some in zip(sums, columns, strict=True)
         )
-        return square + total(now * now), sums
+        return square + now * now, sums
 
-    start = (zeros(ROWS, 1), tuple(zeros(ROWS, some.size) for some in columns))
-    square, sums = add_up(size, add, start)
-    scale = jax.lax.rsqrt(square / size + norm.eps)
+    sums = tuple(zeros(ROWS, some.size) for some in columns)
+    square, sums = add_up(size, add, (zeros(ROWS, math.gcd(size, DEPTH)), sums))
+    scale = jax.lax.rsqrt(total(square) / size + norm.eps)
     return [scale * so_far for so_far in sums], scale
 
 
@@ -266,9 +268,183 @@ def advance(
 ) -> tuple[Float[Array, "R D"], Float[Array, "3 R S D"]]:
     """What a layer makes of record `t`, and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
-    mixed = attend(
-        stream, episode, t, heads=block.heads, window=window, interpret=interpret
-    )  # fmt: skip
+    mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
     middle = add_product(x, mixed, block.out, interpret=interpret)
     wide = widen(middle, block.norm_feed, block.widen, interpret=interpret)
     return add_product(middle, wide, block.narrow, interpret=interpret), stream
+
+
+# The way back: gradients of one record, from what a run of all records left behind. Matrices are
+# given as gradients go through them, transposed.
+
+
+class Back(NamedTuple):
+    """The gradient `before + pull_norm(norm, x, gradient)` of record `t`, still to be added up."""
+
+    norm: RMSNorm
+    x: Float[Array, "R T D"]
+    gradient: Float[Array, "R D"]
+    before: Float[Array, "R D"] | None = None
+
+    def at(self, rows: Slice, t: Int[Array, ""]) -> Float[Array, "M D"]:
+        """Within a kernel."""
+        x, gradient = exact(self.x, rows, t, slice(None)), exact(self.gradient, rows, slice(None))
+        pulled = pull_norm(self.norm, x, gradient)
+        return pulled if self.before is None else exact(self.before, rows, slice(None)) + pulled
+
+
+def pull_norm(
+    norm: RMSNorm, x: Float[Array, "M D"], gradient: Float[Array, "M D"]
+) -> Float[Array, "M D"]:
+    size = x.shape[1]
+    scale = jax.lax.rsqrt(total(x * x) / size + norm.eps)
+    gained, unit = gradient * exact(norm.gain, ...)[None], x * scale
+    return scale * (gained - unit * (total(gained * unit) / size))
+
+
+def silu_slope(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    share = jax.nn.sigmoid(x)
+    return share * (1 + x * (1 - share))
+
+
+def product(
+    x: Float[Array, "R I"], weight: Float[Array, "I O"], *, interpret: bool
+) -> Float[Array, "R O"]:
+    def product_kernel(x: Ref, weight: Ref, out: Ref) -> None:
+        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), NARROW)
+
+        def add(cut: Slice, carry: tuple) -> tuple:
+            return (carry[0] + dot(x[here, cut], weight[cut, columns]),)
+
+        (found,) = add_up(x.shape[-1], add, (zeros(ROWS, NARROW),), depth=256)
+        out[here, columns] = found.astype(out.dtype)
+
+    rows, size = x.shape[0], weight.shape[1]
+    grid = (rows // ROWS, size // NARROW)
+    return launch(product_kernel, like(x, rows, size), grid, x, weight, interpret=interpret)
+
+
+def pull_widened(
+    back: Back,
+    weight: Float[Array, "D W"],
+    wide: Float[Array, "R T W"],
+    t: Time,
+    *,
+    interpret: bool,
+) -> tuple[Float[Array, "R D"], Float[Array, "R W"]]:
+    """The gradient that went into a feed-forward layer, added up, and that of its `wide`."""
+    rows, size = back.gradient.shape[0], weight.shape[1]
+
+    def pull_widened_kernel(
+        back: Back, weight: Ref, wide: Ref, t: Ref, summed: Ref, out: Ref
+    ) -> None:
+        here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
+        columns = part(number, COLUMNS)
+        matrix = weight[:, columns]
+        gradient = back.at(here, now).astype(summed.dtype)
+        slope = silu_slope(exact(wide, here, now, columns))
+        out[here, columns] = (dot(gradient, matrix) * slope).astype(out.dtype)
+
+        @pl.when(number == 0)
+        def _() -> None:
+            summed[here, :] = gradient
+
+    outs = (like(back.gradient), like(back.gradient, rows, size))
+    grid = (rows // ROWS, size // COLUMNS)
+    given = (back, weight, wide, t)
+    return launch(pull_widened_kernel, outs, grid, *given, warps=8, interpret=interpret)
+
+
+def pull_mixed(
+    mixed: Float[Array, "R T D"], back: Back, weight: Float[Array, "D D"], t: Time, *,
+    interpret: bool,
+) -> tuple[Float[Array, "R T D"], Float[Array, "R D"]]:  # fmt: skip
+    """Gradients of what attention mixed, with that of record `t` among them, and the one that went
+    into its output, added up."""
+
+    def pull_mixed_kernel(
+        old: Ref, back: Back, weight: Ref, t: Ref, mixed: Ref, summed: Ref
+    ) -> None:
+        here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
+        columns = part(number, NARROW)
+        matrix = weight[:, columns]
+        gradient = back.at(here, now).astype(summed.dtype)
+        mixed[here, now, columns] = dot(gradient, matrix).astype(mixed.dtype)
+
+        @pl.when(number == 0)
+        def _() -> None:
+            summed[here, :] = gradient
+
+    rows, width = back.gradient.shape
+    out, grid = (like(mixed), like(back.gradient)), (rows // ROWS, width // NARROW)
+    given = (mixed, back, weight, t)
+    return launch(pull_mixed_kernel, out, grid, *given, in_place=1, interpret=interpret)
+
+
+class Attended(NamedTuple):
+    """What attention in one layer did for `T` records, each of which saw some of `S`."""
+
+    query: Float[Array, "R T D"]
+    keys: Float[Array, "R S D"]
+    values: Float[Array, "R S D"]
+    weight: Float[Array, "R H T S"]
+
+
+def pull_attention(
+    scores: Float[Array, "R H T S"],
+    mixed: Float[Array, "R T D"],
+    attended: Attended,
+    turn: Turn,
+    t: Time,
+    *,
+    window: int,
+    interpret: bool,
+) -> tuple[Float[Array, "R H T S"], Float[Array, "R Q"]]:
+    """Gradients of scores, with those of record `t` among them, and of its projection.
+
+    `scores` are zero for records that are still to come; `mixed` has record `t` already.
+    """
+    rows, heads, length, _ = scores.shape
+    width = mixed.shape[2]
+    size, half = width // heads, width // heads // 2
+
+    def pull_attention_kernel(
+        old: Ref, mixed: Ref, attended: Attended, turn: Turn, t: Ref, scores: Ref, out: Ref
+    ) -> None:
+        row, head, now = pl.program_id(0), pl.program_id(1), t[0]
+        columns, seen, place = part(head, size), pl.ds(now, window), now + window - 1
+        query, keys, values, weight = attended
+
+        of_weight = exact(values, row, seen, columns) * exact(mixed, row, now, columns)[None]
+        of_weight = jnp.sum(of_weight, axis=1)
+        chosen = exact(weight, row, head, now, seen)
+        of_scores = chosen * (of_weight - jnp.sum(chosen * of_weight)) * size**-0.5
+        scores[row, head, now, seen] = of_scores.astype(scores.dtype)
+
+        # Of this record's key know the later records, and itself: the last one of its window.
+        time = jnp.arange(length)
+        itself = jnp.sum(jnp.where(jnp.arange(window) == window - 1, of_scores, 0.0))
+        told = jnp.where(time > now, exact(old, row, head, slice(None), place), 0.0)
+        told = jnp.where(time == now, itself, told)
+
+        def of_parts(offset: int) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+            some = pl.ds(head * size + offset, half)
+            of_query = of_scores[:, None] * exact(keys, row, seen, some)
+            of_key = told[:, None] * exact(query, row, slice(None), some)
+            return jnp.sum(of_query, axis=0), jnp.sum(of_key, axis=0)
+
+        cos, sin = turn.cos[place, :], turn.sin[place, :]
+        for kind, (left, right) in enumerate(zip(of_parts(0), of_parts(half), strict=True)):
+            first = kind * width + head * size
+            out[row, pl.ds(first, half)] = (left * cos + right * sin).astype(out.dtype)
+            out[row, pl.ds(first + half, half)] = (right * cos - left * sin).astype(out.dtype)
+        told = exact(weight, row, head, slice(None), place)
+        of_value = told[:, None] * exact(mixed, row, slice(None), columns)
+        of_value = jnp.sum(of_value, axis=0).astype(out.dtype)
+        out[row, pl.ds(2 * width + head * size, size)] = of_value
+
+    outs = (like(scores), like(mixed, rows, 3 * width))
+    given = (scores, mixed, attended, turn, t)
+    return launch(
+        pull_attention_kernel, outs, (rows, heads), *given, in_place=1, interpret=interpret
+    )

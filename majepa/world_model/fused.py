@@ -6,16 +6,20 @@ once, is computed before the loop that goes from record to record.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from ..nn.kernels import (
     COLUMNS,
+    NARROW,
     ROWS,
+    Attended,
+    Back,
     Ref,
     Slice,
     Time,
@@ -28,16 +32,24 @@ from ..nn.kernels import (
     like,
     normed_products,
     part,
+    product,
+    pull_attention,
+    pull_mixed,
+    pull_norm,
+    pull_widened,
+    silu_slope,
     suit,
     total,
     whole_rows,
     zeros,
 )
-from ..nn.layers import Linear, RMSNorm
+from ..nn.layers import Linear, RMSNorm, Tree, spread
+from ..nn.layers import product as matrix_product
 from ..nn.stream import layers_of
 from ..nn.transformer import History, rotate, turns
 from .condense import Basis
 from .local import Dynamics, Posterior
+from .recurrence import Known, Passed
 from .tokens import Tokens
 
 
@@ -276,6 +288,199 @@ def _draw(
     )  # fmt: skip
 
 
+class _Head(NamedTuple):
+    """All that is known of how y became a hidden layer, for each record: c = r [y; 1] went through
+    `thin`, and a norm and a SiLU followed."""
+
+    thin: Float[Array, "J D"]
+    """Transposed."""
+    slope: Float[Array, "R T J"]
+    """Of the SiLU, times the gain of the norm."""
+    unit: Float[Array, "R T J"]
+    """The hidden layer with a mean square of one."""
+    scale: Float[Array, "R T"]
+    """Which made it so."""
+    read: Float[Array, "R T J"]
+    """[y; 1] through `thin`."""
+    r: Float[Array, "R T"]
+    direct: Float[Array, "R T D"]
+    turned: Float[Array, "R T D"]
+
+
+def back_through(
+    dynamics: Dynamics,
+    posterior: Posterior,
+    passed: Passed,
+    is_first: Bool[Array, "B T"],
+    known: Known,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "B T N S K"]:
+    """As in `recurrence`."""
+    batch, agents, length, size = passed.logits.shape
+    layers, trace = layers_of(dynamics.transformer), passed.trace
+    width, dtype = layers.norm.gain.shape[0], dynamics.token.weight.dtype
+
+    def by_row(leaf: Shaped[Array, "B N *s"]) -> Shaped[Array, "R *s"]:
+        return whole_rows(leaf.reshape(batch * agents, *leaf.shape[2:]))
+
+    def flat(leaf: Shaped[Array, "B N T H K"]) -> Shaped[Array, "R T D"]:
+        return by_row(leaf.reshape(*leaf.shape[:3], width))
+
+    head = _known_head(posterior, passed, known, by_row)
+    token, logits, end = (by_row(leaf) for leaf in (passed.token, passed.logits, trace.end))
+    first = by_row(jnp.broadcast_to(is_first[:, None].astype(jnp.int32), (batch, agents, length)))
+    turn = turns(jnp.arange(trace.keys.shape[3]), width // trace.keys.shape[4])
+    turn = jax.tree.map(lambda leaf: leaf[:, 0], turn)
+    attended = [
+        Attended(flat(query), flat(keys), flat(values), by_row(weight))
+        for query, keys, values, weight in zip(
+            trace.query, trace.keys, trace.values, trace.weight, strict=True
+        )
+    ]
+    x, middle, wide = (
+        [by_row(leaf) for leaf in leaves] for leaves in (trace.x, trace.middle, trace.wide)
+    )
+    across = _transposed((posterior.mlp.linears[1], layers.blocks))
+    of_latents = dynamics.token.weight[:size].T
+
+    def step(number: Int[Array, ""], carry: tuple) -> tuple:
+        of_z, of_logits, scores, mixed = (*carry[:2], list(carry[2]), list(carry[3]))
+        t = (length - 1 - number)[None]
+        out, blocks = across
+        of_silu = product(of_logits, out.weight, interpret=interpret)
+        back = Back(layers.norm, end, _pull_head(head, of_silu, t, interpret=interpret))
+        for layer, block in reversed(list(enumerate(blocks))):
+            into, of_wide = pull_widened(
+                back, block.narrow.weight, wide[layer], t, interpret=interpret
+            )
+            gradient = product(of_wide, block.widen.weight, interpret=interpret)
+            back = Back(block.norm_feed, middle[layer], gradient, into)
+            mixed[layer], into = pull_mixed(
+                mixed[layer], back, block.out.weight, t, interpret=interpret
+            )
+            scores[layer], of_parts = pull_attention(
+                scores[layer], mixed[layer], attended[layer], turn, t,
+                window=layers.window, interpret=interpret,
+            )  # fmt: skip
+            gradient = product(of_parts, block.query_key_value.weight, interpret=interpret)
+            back = Back(block.norm_attention, x[layer], gradient, into)
+        of_z, of_logits = _pull_token(
+            of_z, back, dynamics.token_norm, token, of_latents, logits, first, t,
+            posterior=posterior, interpret=interpret,
+        )  # fmt: skip
+        return of_z, of_logits, tuple(scores), tuple(mixed)
+
+    # Place t + 1 is for the latents of record t, as in `sample_latents`.
+    rows = logits.shape[0]
+    nothing = (
+        zeros(rows, length + 1, size),
+        jnp.zeros((rows, size), dtype),
+        tuple(jnp.zeros_like(layer.weight) for layer in attended),
+        tuple(jnp.zeros_like(layer.query) for layer in attended),
+    )
+    of_z = jax.lax.fori_loop(0, length, step, nothing)[0]
+    of_z = of_z[: batch * agents, 1:].reshape(batch, agents, length, posterior.latents, -1)
+    return of_z.swapaxes(1, 2)
+
+
+def _known_head(
+    posterior: Posterior, passed: Passed, known: Known, by_row: Callable[[Array], Array]
+) -> _Head:
+    norm, dtype, width = posterior.mlp.norms[0], passed.hidden.dtype, passed.y.shape[-1]
+    hidden, gain = passed.hidden.astype(jnp.float32), spread(norm.gain, 4).astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(hidden**2, axis=-1, keepdims=True) + norm.eps)
+    unit = hidden * scale
+    return _Head(
+        thin=known.thin[:width].T,
+        slope=by_row((silu_slope(unit * gain) * gain).astype(dtype)),
+        unit=by_row(unit.astype(dtype)),
+        scale=by_row(scale[..., 0]),
+        read=by_row(matrix_product(known.wide, known.thin)),
+        r=by_row(known.r[..., 0]),
+        direct=by_row(known.direct),
+        turned=by_row(known.turned[..., :width]),
+    )
+
+
+def _transposed(tree: Tree) -> Tree:
+    """With all matrices the other way round."""
+    return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 else leaf, tree)
+
+
+def _pull_head(
+    head: _Head, gradient: Float[Array, "R J"], t: Time, *, interpret: bool
+) -> Float[Array, "R D"]:
+    """From the gradient of what the posterior's SiLU puts out to that of y."""
+    rows, size = gradient.shape
+    width = head.direct.shape[-1]
+
+    def pull_head_kernel(head: _Head, gradient: Ref, t: Ref, out: Ref) -> None:
+        here, columns, now = part(pl.program_id(0), ROWS), part(pl.program_id(1), NARROW), t[0]
+        scale, r = head.scale[here, now][:, None], head.r[here, now][:, None]
+
+        def gained(cut: Slice) -> Float[Array, "M K"]:
+            return exact(gradient, here, cut) * exact(head.slope, here, now, cut)
+
+        whole = slice(None)
+        found, unit = gained(whole), exact(head.unit, here, now, whole)
+        mean = total(found * unit) / size
+        # Along [y; 1], whose product with the gradient of c changes r.
+        along = scale * total((found - unit * mean) * exact(head.read, here, now, whole))
+
+        def add(cut: Slice, carry: tuple) -> tuple:
+            of_hidden = scale * (gained(cut) - exact(head.unit, here, now, cut) * mean)
+            return (carry[0] + dot(of_hidden, head.thin[cut, columns]),)
+
+        (of_c,) = add_up(size, add, (zeros(ROWS, NARROW),))
+        turned = exact(head.turned, here, now, columns)
+        of_y = exact(head.direct, here, now, columns) + r * of_c - r * r * r * along * turned
+        out[here, columns] = of_y.astype(out.dtype)
+
+    grid = (rows // ROWS, width // NARROW)
+    out = like(gradient, rows, width)
+    return launch(pull_head_kernel, out, grid, head, gradient, t, warps=8, interpret=interpret)
+
+
+def _pull_token(
+    of_z: Float[Array, "R P Z"],
+    back: Back,
+    norm: RMSNorm,
+    token: Float[Array, "R T D"],
+    of_latents: Float[Array, "D Z"],
+    logits: Float[Array, "R T Z"],
+    is_first: Int[Array, "R T"],
+    t: Time,
+    *,
+    posterior: Posterior,
+    interpret: bool,
+) -> tuple[Float[Array, "R P Z"], Float[Array, "R Z"]]:
+    """Gradients of latents, with that of the one in the token of record `t` among them, and the
+    gradient of the logits which it was drawn from, one record earlier."""
+    classes, share = posterior.classes, posterior.unimix
+
+    def pull_token_kernel(
+        old: Ref, back: Back, norm: RMSNorm, token: Ref, of_latents: Ref, logits: Ref,
+        is_first: Ref, t: Ref, of_z: Ref, of_logits: Ref,
+    ) -> None:  # fmt: skip
+        here, columns, now = part(pl.program_id(0), ROWS), part(pl.program_id(1), classes), t[0]
+        of_token = pull_norm(norm, exact(token, here, now, slice(None)), back.at(here, now))
+        found = dot(of_token, of_latents[:, columns])
+        found = jnp.where(is_first[here, now][:, None] != 0, 0.0, found)
+        of_z[here, now, columns] = found
+        # Before the first record of all there is none: what is computed then goes nowhere.
+        before = exact(logits, here, jnp.maximum(now - 1, 0), columns)
+        chance = jnp.exp(before - jnp.max(before, axis=1, keepdims=True))
+        chance = chance / total(chance)
+        found = (1 - share) * chance * (found - total(chance * found))
+        of_logits[here, columns] = found.astype(of_logits.dtype)
+
+    rows, _, size = of_z.shape
+    out, grid = (like(of_z), like(of_latents, rows, size)), (rows // ROWS, size // classes)
+    given = (of_z, back, norm, token, of_latents, logits, is_first, t)
+    return launch(pull_token_kernel, out, grid, *given, in_place=1, interpret=interpret)
+
+
 def suits(dynamics: Dynamics, posterior: Posterior) -> bool:
     """Whether there are kernels for these sizes."""
     width, window = dynamics.transformer.norm.gain.shape[0], dynamics.transformer.window
@@ -289,3 +494,8 @@ def suits(dynamics: Dynamics, posterior: Posterior) -> bool:
         and suit(head, least=32)
         and suit(window, posterior.classes, posterior.latents)
     )
+
+
+def suits_back(dynamics: Dynamics, posterior: Posterior, passed: Passed) -> bool:
+    """Whether there are kernels for the way back, for these many records, too."""
+    return suits(dynamics, posterior) and suit(passed.y.shape[2])

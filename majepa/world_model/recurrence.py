@@ -7,6 +7,9 @@ states. Once they are known, all states are computed at once (`follow_latents`).
 samples between. `_gradients_of_latents` finds it for one record after another, last record first,
 moving nothing but activations; with it, the pass over all records at once gives every parameter's
 gradient. Sums and values are those of differentiating the recurrence itself.
+
+Both go from record to record, which takes a GPU many small kernels. `fused` has few for the sizes
+it suits, and is taken there.
 """
 
 from __future__ import annotations
@@ -127,6 +130,15 @@ def _has_kernels(dynamics: Dynamics, posterior: Posterior) -> bool:
     return fused.suits(dynamics, posterior)
 
 
+def _has_kernels_back(dynamics: Dynamics, posterior: Posterior, passed: Passed) -> bool:
+    """Whether a GPU has kernels for the way back, too."""
+    if dynamics.token.weight.dtype != jnp.bfloat16:
+        return False
+    from . import fused
+
+    return fused.suits_back(dynamics, posterior, passed)
+
+
 class Followed(NamedTuple):
     """States of records whose latents are known."""
 
@@ -152,7 +164,7 @@ def follow_latents(
     return _all_at_once(dynamics, posterior, seen, tokens, past)[0]
 
 
-class _Passed(NamedTuple):
+class Passed(NamedTuple):
     """Activations of the pass over all records, agents before time."""
 
     token: Float[Array, "B N T D"]
@@ -166,7 +178,7 @@ class _Passed(NamedTuple):
 
 def _all_at_once(
     dynamics: Dynamics, posterior: Posterior, seen: Array, tokens: Tokens, past: History
-) -> tuple[Followed, _Passed]:
+) -> tuple[Followed, Passed]:
     classes = posterior.classes
     num_actions = dynamics.token.weight.shape[0] - posterior.latents * classes
     token = enter(dynamics, tokens, classes=classes, num_actions=num_actions).swapaxes(1, 2)
@@ -178,7 +190,7 @@ def _all_at_once(
     logits = posterior.mlp.after_first(hidden)
     q = posterior.mixed(logits)
     followed = Followed(h.swapaxes(1, 2), q.swapaxes(1, 2), history)
-    return followed, _Passed(token, y, hidden, logits, trace)
+    return followed, Passed(token, y, hidden, logits, trace)
 
 
 def _follow_forward(
@@ -203,38 +215,68 @@ def _follow_backward(kept: tuple, gradient: Followed) -> tuple[Any, ...]:
 follow_latents.defvjp(_follow_forward, _follow_backward)
 
 
+class Known(NamedTuple):
+    """What a gradient's way back from the latent of a record needs of its posterior and state."""
+
+    direct: Float[Array, "B N T D"]
+    """What losses on a record itself send into y; that needs no later record."""
+    thin: Float[Array, "P J"]
+    """The posterior's first layer, for condensed states."""
+    wide: Float[Array, "B N T P"]
+    """[y; 1], as in `condense`."""
+    r: Float[Array, "B N T 1"]
+    turned: Float[Array, "B N T P"]
+
+
 def _gradients_of_latents(
     dynamics: Dynamics,
     posterior: Posterior,
     seen: Float[Array, "B T N D"],
-    passed: _Passed,
+    passed: Passed,
     is_first: Bool[Array, "B T"],
     gradient: Followed,
 ) -> Float[Array, "B T N S K"]:
     """What later records make of each latent."""
-    basis, layers = Basis(dynamics), layers_of(dynamics.transformer)
-    first, out = posterior.mlp.linears
-    norm, size_y = posterior.mlp.norms[0], passed.y.shape[-1]
-    thin = basis.thin(first.weight)[: basis.gram.shape[0]]
-    of_latents = dynamics.token.weight[: passed.logits.shape[-1]]
 
     def head(y: Float[Array, "B N T D"]) -> tuple[Array, Array]:
         h = dynamics.state_of(y)
         return h, posterior.given(h, seen.swapaxes(1, 2))
 
-    # What losses on a record itself send into y needs no later record.
+    basis = Basis(dynamics)
     given = (gradient.h.swapaxes(1, 2), gradient.q.swapaxes(1, 2))
-    direct = jax.vjp(head, passed.y)[1](given)[0]
+    thin = basis.thin(posterior.mlp.linears[0].weight)[: basis.gram.shape[0]]
     wide = basis.widen(passed.y)
-    r, turned = basis.scale(wide)
+    known = Known(jax.vjp(head, passed.y)[1](given)[0], thin, wide, *basis.scale(wide))
+    if not _has_kernels_back(dynamics, posterior, passed):
+        return _back_through(dynamics, posterior, passed, is_first, known)
+    from . import fused
+
+    return jax.lax.platform_dependent(
+        dynamics, posterior, passed, is_first, known,
+        cuda=fused.back_through, default=_back_through,
+    )  # fmt: skip
+
+
+def _back_through(
+    dynamics: Dynamics,
+    posterior: Posterior,
+    passed: Passed,
+    is_first: Bool[Array, "B T"],
+    known: Known,
+) -> Float[Array, "B T N S K"]:
+    """On any machine."""
+    layers = layers_of(dynamics.transformer)
+    norm, size_y = posterior.mlp.norms[0], passed.y.shape[-1]
+    of_latents = dynamics.token.weight[: passed.logits.shape[-1]]
     steps = steps_of(passed.trace)
 
     def back(carry: tuple, row: tuple) -> tuple[tuple, Array]:
         of_z, told = carry
         t, direct, token, hidden, logits, wide, r, turned, is_first = row
         of_logits = jax.vjp(lambda x: jnp.exp(posterior.mixed(x)), logits)[1](of_z)[0]
-        of_hidden = jax.vjp(lambda x: jax.nn.silu(norm(x)), hidden)[1](pull(out, of_logits))[0]
-        of_c = product(of_hidden, thin.T).astype(jnp.float32)
+        of_silu = pull(posterior.mlp.linears[1], of_logits)
+        of_hidden = jax.vjp(lambda x: jax.nn.silu(norm(x)), hidden)[1](of_silu)[0]
+        of_c = product(of_hidden, known.thin.T).astype(jnp.float32)
         # c = r [y; 1], and r = (y' G y' + eps) ** -1/2 for y' = [y; 1].
         along = jnp.sum(of_c * wide, axis=-1, keepdims=True)
         of_y = direct + (r * of_c - r**3 * along * turned)[..., :size_y]
@@ -243,7 +285,8 @@ def _gradients_of_latents(
         before = product(of_token, of_latents.T).reshape(of_z.shape).astype(of_z.dtype)
         return (jnp.where(is_first[:, None, None, None], 0, before), told), of_z
 
-    rows = (direct, passed.token, passed.hidden, passed.logits, wide, r, turned)
+    rows = (known.direct, passed.token, passed.hidden, passed.logits)
+    rows = (*rows, known.wide, known.r, known.turned)
     rows = tuple(jnp.moveaxis(leaf, 2, 0) for leaf in rows)
     batch, agents, length = passed.y.shape[:3]
     nothing = jnp.zeros((batch, agents, posterior.latents, posterior.classes))

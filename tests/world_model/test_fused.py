@@ -88,7 +88,7 @@ class TestLatents:
         assert not found[:, :11].any() and found[:, 11:].any()
 
     def test_in_half_precision(self, key):
-        given = in_half(*given_to(SMALL, 2, 2, 3))
+        given = in_half(*given_to(SMALL, 2, 2, 8))
         found, expected = both(given, key)
         assert np.mean(found == expected) > 0.95
 
@@ -100,6 +100,67 @@ class TestLatents:
             np.testing.assert_array_equal(latent, both(run, one)[1])
 
 
+def gradients(back_through, local, seen, tokens, past, sent):
+    """Of latents, from gradients of what the records' states are read by."""
+    dynamics, posterior = local.dynamics, local.posterior
+    h, q = sent
+    followed, passed = recurrence._all_at_once(dynamics, posterior, seen, tokens, past)
+    sent = recurrence.Followed(h.astype(followed.h.dtype), q, followed.history)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrence, "_back_through", back_through)
+        patch.setattr(recurrence, "_has_kernels_back", lambda *_: False)
+        return recurrence._gradients_of_latents(
+            dynamics, posterior, seen, passed, tokens.is_first, sent
+        )
+
+
+WAYS = {
+    "plain": recurrence._back_through,
+    "kernels": functools.partial(fused.back_through, interpret=True),
+}
+
+
+def sent_to(config: LocalConfig, batch: int, agents: int, length: int) -> tuple:
+    rng = np.random.default_rng(5)
+    lead = (batch, length, agents)
+    shapes = (*lead, config.deterministic), (*lead, config.latents, config.classes)
+    return tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+
+
+def ways_back(given: tuple, sent: tuple) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(
+        np.asarray(jit(functools.partial(gradients, WAYS[name]))(*given, sent), np.float64)
+        for name in ("kernels", "plain")
+    )  # type: ignore[return-value]
+
+
+class TestGradients:
+    def test_they_are_the_same(self):
+        """More records than a window holds, and rows that fill no tile."""
+        config = dataclasses.replace(SMALL, window=8)
+        found, expected = ways_back(given_to(config, 2, 3, 16), sent_to(config, 2, 3, 16))
+        assert not expected[:, -1].any() and np.all(np.any(expected[:, :-1], axis=(0, 2, 3, 4)))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+    def test_in_half_precision(self):
+        given, sent = in_half(*given_to(SMALL, 1, 2, 16)), sent_to(SMALL, 1, 2, 16)
+        found, expected = ways_back(given, sent)
+        exact = ways_back(given_to(SMALL, 1, 2, 16), sent)[1]
+        off, plain_off = (np.linalg.norm(some - exact) for some in (found, expected))
+        assert off < 1.5 * plain_off < 0.1 * np.linalg.norm(exact)
+
+    def test_of_packed_runs(self):
+        runs = [given_to(SMALL, 1, 2, 16, seed=seed) for seed in (2, 3)]
+        sent = sent_to(SMALL, 1, 2, 16)
+        found, expected = (
+            np.asarray(jit(jax.vmap(functools.partial(gradients, WAYS[name])))(
+                *stacked(*runs), stacked(sent, sent)
+            ))
+            for name in ("kernels", "plain")
+        )  # fmt: skip
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
 def lower(function, *given):
     """As for a GPU: everything up to what its own compiler does."""
     check = jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")
@@ -109,28 +170,38 @@ def lower(function, *given):
 
 
 class TestLowering:
+    """One kernel more or less per record is something to know of."""
+
+    FULL, KERNELS = LocalConfig(), 3 + 5 * LocalConfig().layers
+
+    def given(self, runs: int) -> tuple:
+        given = jax.eval_shape(
+            lambda: (*in_half(*given_to(self.FULL, 2, 3, 64)), jax.random.key(0))
+        )
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype), given
+        )
+
     @pytest.mark.parametrize("runs", [1, 2])
     def test_latents_at_full_size(self, runs):
-        def draw(local, seen, tokens, past, key):
-            return one_by_one(recurrence.sample_latents, local, seen, tokens, past, key)
+        draw = jax.vmap(functools.partial(one_by_one, recurrence.sample_latents))
+        assert lower(draw, *self.given(runs)).count("xla.gpu.triton") == self.KERNELS
 
-        given = jax.eval_shape(
-            lambda: (*in_half(*given_to(LocalConfig(), 2, 3, 64)), jax.random.key(0))
-        )
-        if runs > 1:
-            draw = jax.vmap(draw)
-            given = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype), given
-            )
-        kernels_of_layers = 5 * LocalConfig().layers
-        assert lower(draw, *given).count("xla.gpu.triton") == 3 + kernels_of_layers
+    @pytest.mark.parametrize("runs", [1, 2])
+    def test_gradients_at_full_size(self, runs):
+        def loss(local, seen, tokens, past):
+            found = recurrence.follow_latents(local.dynamics, local.posterior, seen, tokens, past)
+            return jnp.sum(found.h.astype(jnp.float32) ** 2) + jnp.sum(found.q**2)
+
+        lowered = lower(jax.vmap(jax.grad(loss)), *self.given(runs)[:-1])
+        assert lowered.count("xla.gpu.triton") == self.KERNELS
 
 
 def test_they_are_for_half_precision_and_fitting_sizes():
     def has(config, convert=in_half):
         local = jax.eval_shape(lambda: convert(*given_to(config, 1, 1, 2)))[0]
         thin = jax.eval_shape(lambda local: condense_local(local, Basis(local.dynamics)), local)
-        assert not recurrence._has_kernels(local.dynamics, local.posterior)
+        assert not recurrence._has_kernels(local.dynamics, local.posterior), "not condensed"
         return recurrence._has_kernels(thin.dynamics, thin.posterior)
 
     assert has(SMALL) and has(LocalConfig())
@@ -138,3 +209,14 @@ def test_they_are_for_half_precision_and_fitting_sizes():
     assert not has(DEBUG.local)
     assert not has(dataclasses.replace(SMALL, hidden=96))
     assert not has(dataclasses.replace(SMALL, classes=10))
+
+
+@pytest.mark.parametrize(("length", "expected"), [(16, True), (14, False)])
+def test_the_way_back_is_for_fitting_lengths(length, expected):
+    given = jax.eval_shape(lambda: in_half(*given_to(SMALL, 1, 1, length)))
+    local = given[0]
+    passed = jax.eval_shape(
+        lambda local, *rest: recurrence._all_at_once(local.dynamics, local.posterior, *rest)[1],
+        *given,
+    )
+    assert recurrence._has_kernels_back(local.dynamics, local.posterior, passed) == expected
