@@ -29,14 +29,36 @@ from .transformer import FAR_BELOW, Block, Turn
 
 ROWS = 16
 """Rows that a program takes of a matrix product."""
-COLUMNS = 64
-"""Columns that it puts out, where there are many."""
-NARROW = 32
-"""And where there are few, so that there are programs for all processors."""
-DEPTH = 128
-"""Terms of a sum that are loaded at once,"""
-STAGES = 4
-"""and how often that happens before they are needed."""
+
+
+class Tile(NamedTuple):
+    """How a kernel's work is cut."""
+
+    columns: int = 64
+    """Columns that a program puts out at most."""
+    depth: int = 128
+    """Terms of a sum that are loaded at once,"""
+    stages: int = 4
+    """and how often that happens before they are needed."""
+    warps: int = 4
+
+
+TILES = {
+    "token": Tile(),
+    "enter": Tile(),
+    "attend": Tile(),
+    "out": Tile(columns=32, depth=256),
+    "widen": Tile(warps=8),
+    "narrow": Tile(columns=32, depth=256),
+    "read": Tile(warps=8),
+    "draw": Tile(warps=8),
+    "product": Tile(columns=32, depth=256),
+    "pull_head": Tile(columns=32, warps=8),
+    "pull_widened": Tile(warps=8),
+    "pull_mixed": Tile(columns=32),
+    "pull_attention": Tile(),
+    "pull_token": Tile(),
+}
 
 Ref = Any
 Slice = Any
@@ -58,23 +80,24 @@ def launch(
     out: Any,
     grid: tuple[int, ...],
     *given: Any,
+    tile: str,
     in_place: int = 0,
-    warps: int = 4,
     interpret: bool = False,
 ) -> Any:
-    """Run `kernel(*given, *out)` for each place of a grid.
+    """Run `kernel(*given, *out)` for each place of a grid; `tile` is its name.
 
     The first `in_place` of `given`, arrays, are the first ones of `out` as well: what is not
     written stays.
     """
+    cut = TILES[tile]
     return pl.pallas_call(
         kernel,
         out_shape=out,
         grid=grid,
         input_output_aliases={number: number for number in range(in_place)},
-        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=STAGES),
+        compiler_params=triton.CompilerParams(num_warps=cut.warps, num_stages=cut.stages),
         interpret=interpret,
-        name=kernel.__name__.strip("_"),
+        name=tile,
     )(*given)
 
 
@@ -94,9 +117,7 @@ def divide(number: Int[Array, ""], size: int) -> tuple[Int[Array, ""], Int[Array
     return jax.lax.div(number, by), jax.lax.rem(number, by)
 
 
-def add_up(
-    size: int, add: Callable[[Slice, tuple], tuple], start: tuple, depth: int = DEPTH
-) -> tuple:
+def add_up(size: int, depth: int, add: Callable[[Slice, tuple], tuple], start: tuple) -> tuple:
     """Go along an axis of `size` entries, in parts of `depth`."""
     depth = math.gcd(size, depth)
     if depth == size:
@@ -124,7 +145,7 @@ def zeros(*shape: int) -> Float[Array, "..."]:
 
 
 def normed_products(
-    x: Ref, norm: RMSNorm, weight: Ref, rows: Slice, columns: Sequence[Slice]
+    x: Ref, norm: RMSNorm, weight: Ref, rows: Slice, columns: Sequence[Slice], depth: int
 ) -> tuple[list[Float[Array, "M N"]], Float[Array, "M 1"]]:
     """`norm(x)` times some columns of a matrix, and the scale of that norm.
 
@@ -143,7 +164,7 @@ def normed_products(
         return square + now * now, sums
 
     sums = tuple(zeros(ROWS, some.size) for some in columns)
-    square, sums = add_up(size, add, (zeros(ROWS, math.gcd(size, DEPTH)), sums))
+    square, sums = add_up(size, depth, add, (zeros(ROWS, math.gcd(size, depth)), sums))
     scale = jax.lax.rsqrt(total(square) / size + norm.eps)
     return [scale * so_far for so_far in sums], scale
 
@@ -152,37 +173,41 @@ def widen(
     x: Float[Array, "R D"], norm: RMSNorm, linear: Linear, *, interpret: bool
 ) -> Float[Array, "R W"]:
     """`silu(linear(norm(x)))`."""
-    rows, size = x.shape[0] // ROWS, linear.bias.shape[0]
+    rows, size, tile = x.shape[0] // ROWS, linear.bias.shape[0], TILES["widen"]
+    some = min(tile.columns, size)
 
     def widen_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
-        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), COLUMNS)
-        (found,), _ = normed_products(x, norm, linear.weight, here, [columns])
+        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
+        (found,), _ = normed_products(x, norm, linear.weight, here, [columns], tile.depth)
         wide = (found + exact(linear.bias, columns)[None]).astype(out.dtype)
         out[here, columns] = jax.nn.silu(wide.astype(jnp.float32)).astype(out.dtype)
 
     out = like(x, x.shape[0], size)
-    grid = (rows, size // COLUMNS)
-    return launch(widen_kernel, out, grid, x, norm, linear, warps=8, interpret=interpret)
+    grid = (rows, size // some)
+    return launch(widen_kernel, out, grid, x, norm, linear, tile="widen", interpret=interpret)
 
 
 def add_product(
-    before: Float[Array, "R D"], x: Float[Array, "R W"], linear: Linear, *, interpret: bool
-) -> Float[Array, "R D"]:
+    before: Float[Array, "R D"], x: Float[Array, "R W"], linear: Linear, tile: str, *,
+    interpret: bool,
+) -> Float[Array, "R D"]:  # fmt: skip
     """`before + linear(x)`."""
+    cut_by = TILES[tile]
+    some = min(cut_by.columns, before.shape[1])
 
     def add_product_kernel(before: Ref, x: Ref, linear: Linear, out: Ref) -> None:
-        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), NARROW)
+        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
 
         def add(cut: Slice, carry: tuple) -> tuple:
             return (carry[0] + dot(x[here, cut], linear.weight[cut, columns]),)
 
-        (found,) = add_up(x.shape[-1], add, (zeros(ROWS, NARROW),), depth=256)
+        (found,) = add_up(x.shape[-1], cut_by.depth, add, (zeros(ROWS, some),))
         found = found + exact(linear.bias, columns)[None]
         out[here, columns] = (exact(before, here, columns) + found).astype(out.dtype)
 
-    grid = (before.shape[0] // ROWS, before.shape[1] // NARROW)
+    grid = (before.shape[0] // ROWS, before.shape[1] // some)
     given = (before, x, linear)
-    return launch(add_product_kernel, like(before), grid, *given, interpret=interpret)
+    return launch(add_product_kernel, like(before), grid, *given, tile=tile, interpret=interpret)
 
 
 def enter_stream(
@@ -196,34 +221,40 @@ def enter_stream(
     interpret: bool,
 ) -> Float[Array, "3 R S D"]:
     """The stream with queries and keys, turned to their place, and values of record `t`."""
-    heads, size = block.heads, x.shape[1] // block.heads
+    heads, size, tile = block.heads, x.shape[1] // block.heads, TILES["enter"]
     half = size // 2
+    some = min(tile.columns // 2, half)
+    parts = half // some
 
     def enter_kernel(
         old: Ref, x: Ref, norm: RMSNorm, linear: Linear, turn: Turn, t: Ref, stream: Ref
     ) -> None:
         here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
-        (kind, head), place = divide(number, heads), window - 1 + t[0]
-        first = head * size
+        head, piece = divide(number, parts)
+        (kind, place), inside = (divide(head, heads)[0], window - 1 + t[0]), part(piece, some)
+        first = divide(head, heads)[1] * size + piece * some
         # The halves of a head are apart from the beginning: nothing cuts what is computed.
-        columns = [pl.ds(number * size + offset, half) for offset in (0, half)]
-        found, _ = normed_products(x, norm, linear.weight, here, columns)
+        begin = head * size + piece * some
+        columns = [pl.ds(begin + offset, some) for offset in (0, half)]
+        found, _ = normed_products(x, norm, linear.weight, here, columns, tile.depth)
         dtype = stream.dtype
         left, right = (
             (some + exact(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
             for some, cut in zip(found, columns, strict=True)
         )
         is_value = kind == 2
-        cos = jnp.where(is_value, 1.0, turn.cos[place, :])[None]
-        sin = jnp.where(is_value, 0.0, turn.sin[place, :])[None]
-        stream[kind, here, place, pl.ds(first, half)] = (left * cos - right * sin).astype(dtype)
-        stream[kind, here, place, pl.ds(first + half, half)] = (left * sin + right * cos).astype(
+        cos = jnp.where(is_value, 1.0, turn.cos[place, inside])[None]
+        sin = jnp.where(is_value, 0.0, turn.sin[place, inside])[None]
+        stream[kind, here, place, pl.ds(first, some)] = (left * cos - right * sin).astype(dtype)
+        stream[kind, here, place, pl.ds(first + half, some)] = (left * sin + right * cos).astype(
             dtype
         )
 
-    grid = (x.shape[0] // ROWS, 3 * heads)
-    given = (x, block.norm_attention, block.query_key_value, turn, t)
-    return launch(enter_kernel, like(stream), grid, stream, *given, in_place=1, interpret=interpret)
+    grid = (x.shape[0] // ROWS, 3 * heads * parts)
+    given = (stream, x, block.norm_attention, block.query_key_value, turn, t)
+    return launch(
+        enter_kernel, like(stream), grid, *given, tile="enter", in_place=1, interpret=interpret
+    )
 
 
 def attend(
@@ -252,7 +283,8 @@ def attend(
         out[row, columns] = jnp.sum(weight[:, None] * values, axis=0).astype(out.dtype)
 
     out = like(stream, rows, width)
-    return launch(attend_kernel, out, (rows, heads), stream, episode, t, interpret=interpret)
+    given = (stream, episode, t)
+    return launch(attend_kernel, out, (rows, heads), *given, tile="attend", interpret=interpret)
 
 
 def advance(
@@ -269,9 +301,9 @@ def advance(
     """What a layer makes of record `t`, and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
     mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
-    middle = add_product(x, mixed, block.out, interpret=interpret)
+    middle = add_product(x, mixed, block.out, "out", interpret=interpret)
     wide = widen(middle, block.norm_feed, block.widen, interpret=interpret)
-    return add_product(middle, wide, block.narrow, interpret=interpret), stream
+    return add_product(middle, wide, block.narrow, "narrow", interpret=interpret), stream
 
 
 # The way back: gradients of one record, from what a run of all records left behind. Matrices are
@@ -310,18 +342,20 @@ def silu_slope(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
 def product(
     x: Float[Array, "R I"], weight: Float[Array, "I O"], *, interpret: bool
 ) -> Float[Array, "R O"]:
+    rows, size, tile = x.shape[0], weight.shape[1], TILES["product"]
+    some = min(tile.columns, size)
+
     def product_kernel(x: Ref, weight: Ref, out: Ref) -> None:
-        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), NARROW)
+        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
 
         def add(cut: Slice, carry: tuple) -> tuple:
             return (carry[0] + dot(x[here, cut], weight[cut, columns]),)
 
-        (found,) = add_up(x.shape[-1], add, (zeros(ROWS, NARROW),), depth=256)
+        (found,) = add_up(x.shape[-1], tile.depth, add, (zeros(ROWS, some),))
         out[here, columns] = found.astype(out.dtype)
 
-    rows, size = x.shape[0], weight.shape[1]
-    grid = (rows // ROWS, size // NARROW)
-    return launch(product_kernel, like(x, rows, size), grid, x, weight, interpret=interpret)
+    out, grid = like(x, rows, size), (rows // ROWS, size // some)
+    return launch(product_kernel, out, grid, x, weight, tile="product", interpret=interpret)
 
 
 def pull_widened(
@@ -333,13 +367,14 @@ def pull_widened(
     interpret: bool,
 ) -> tuple[Float[Array, "R D"], Float[Array, "R W"]]:
     """The gradient that went into a feed-forward layer, added up, and that of its `wide`."""
-    rows, size = back.gradient.shape[0], weight.shape[1]
+    rows, size, tile = back.gradient.shape[0], weight.shape[1], TILES["pull_widened"]
+    some = min(tile.columns, size)
 
     def pull_widened_kernel(
         back: Back, weight: Ref, wide: Ref, t: Ref, summed: Ref, out: Ref
     ) -> None:
         here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
-        columns = part(number, COLUMNS)
+        columns = part(number, some)
         matrix = weight[:, columns]
         gradient = back.at(here, now).astype(summed.dtype)
         slope = silu_slope(exact(wide, here, now, columns))
@@ -350,9 +385,9 @@ def pull_widened(
             summed[here, :] = gradient
 
     outs = (like(back.gradient), like(back.gradient, rows, size))
-    grid = (rows // ROWS, size // COLUMNS)
+    grid = (rows // ROWS, size // some)
     given = (back, weight, wide, t)
-    return launch(pull_widened_kernel, outs, grid, *given, warps=8, interpret=interpret)
+    return launch(pull_widened_kernel, outs, grid, *given, tile="pull_widened", interpret=interpret)
 
 
 def pull_mixed(
@@ -361,12 +396,14 @@ def pull_mixed(
 ) -> tuple[Float[Array, "R T D"], Float[Array, "R D"]]:  # fmt: skip
     """Gradients of what attention mixed, with that of record `t` among them, and the one that went
     into its output, added up."""
+    (rows, width), tile = back.gradient.shape, TILES["pull_mixed"]
+    some = min(tile.columns, width)
 
     def pull_mixed_kernel(
         old: Ref, back: Back, weight: Ref, t: Ref, mixed: Ref, summed: Ref
     ) -> None:
         here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
-        columns = part(number, NARROW)
+        columns = part(number, some)
         matrix = weight[:, columns]
         gradient = back.at(here, now).astype(summed.dtype)
         mixed[here, now, columns] = dot(gradient, matrix).astype(mixed.dtype)
@@ -375,10 +412,11 @@ def pull_mixed(
         def _() -> None:
             summed[here, :] = gradient
 
-    rows, width = back.gradient.shape
-    out, grid = (like(mixed), like(back.gradient)), (rows // ROWS, width // NARROW)
+    out, grid = (like(mixed), like(back.gradient)), (rows // ROWS, width // some)
     given = (mixed, back, weight, t)
-    return launch(pull_mixed_kernel, out, grid, *given, in_place=1, interpret=interpret)
+    return launch(
+        pull_mixed_kernel, out, grid, *given, tile="pull_mixed", in_place=1, interpret=interpret
+    )
 
 
 class Attended(NamedTuple):
@@ -446,5 +484,6 @@ def pull_attention(
     outs = (like(scores), like(mixed, rows, 3 * width))
     given = (scores, mixed, attended, turn, t)
     return launch(
-        pull_attention_kernel, outs, (rows, heads), *given, in_place=1, interpret=interpret
-    )
+        pull_attention_kernel, outs, (rows, heads), *given,
+        tile="pull_attention", in_place=1, interpret=interpret,
+    )  # fmt: skip

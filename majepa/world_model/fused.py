@@ -15,9 +15,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from ..nn.kernels import (
-    COLUMNS,
-    NARROW,
     ROWS,
+    TILES,
     Attended,
     Back,
     Ref,
@@ -203,31 +202,33 @@ def _token(
     weight = dynamics.token.weight
     given = (dynamics.token, dynamics.token_norm, latent, a_before, is_first, t)
     out = like(weight, rows, weight.shape[1])
-    return launch(token_kernel, out, (rows,), *given, interpret=interpret)
+    return launch(token_kernel, out, (rows,), *given, tile="token", interpret=interpret)
 
 
 def _read(
     x: Float[Array, "R D"], reader: _Reader, *, interpret: bool
 ) -> tuple[Float[Array, "R O"], Float[Array, "C R"]]:
     """`y @ weight + bias` for y = norm(x), and sums of its columns times y, tile by tile."""
-    rows, width = x.shape
-    size = reader.bias.shape[0]
+    (rows, width), size, tile = x.shape, reader.bias.shape[0], TILES["read"]
+    some = min(tile.columns, width)
 
     def read_kernel(x: Ref, reader: _Reader, out: Ref, squares: Ref) -> None:
         here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
-        columns = part(number, COLUMNS)
-        (found,), scale = normed_products(x, reader.norm, reader.weight, here, [columns])
+        columns = part(number, some)
+        (found,), scale = normed_products(
+            x, reader.norm, reader.weight, here, [columns], tile.depth
+        )
         found = found + reader.bias[columns][None]
         out[here, columns] = found.astype(out.dtype)
-        own = part(divide(number, width // COLUMNS)[1], COLUMNS)
+        own = part(divide(number, width // some)[1], some)
         # Rounded as it was for the product: the form stays that of one vector.
         y = (exact(x, here, own) * exact(reader.norm.gain, own)[None]).astype(x.dtype)
         squares[number, here] = jnp.sum(found * (y.astype(jnp.float32) * scale), axis=1)
 
-    tiles = size // COLUMNS
+    tiles = size // some
     out = (like(x, rows, size), like(reader.bias, tiles, rows))
     grid = (rows // ROWS, tiles)
-    return launch(read_kernel, out, grid, x, reader, warps=8, interpret=interpret)
+    return launch(read_kernel, out, grid, x, reader, tile="read", interpret=interpret)
 
 
 def _draw(
@@ -247,8 +248,8 @@ def _draw(
     rows, _, latents = latent.shape
     classes, size, share = posterior.classes, seen.shape[-1], posterior.unimix
     eps, chunk = dynamics.state.basis.eps, noise.shape[0]  # pyright: ignore
-    first_square = size // COLUMNS
-    count = squares.shape[0] - first_square
+    first_square = squares.shape[0] * size // read.shape[1]
+    count, tile = squares.shape[0] - first_square, TILES["draw"]
 
     def draw_kernel(
         old: Ref, norm: RMSNorm, linear: Linear, read: Ref, squares: Ref, corner: Ref,
@@ -269,7 +270,7 @@ def _draw(
             normed = hidden(cut) * scale * exact(norm.gain, cut)[None]
             return (carry[0] + dot(jax.nn.silu(normed), linear.weight[cut, columns]),)
 
-        (logits,) = add_up(size, add, (zeros(ROWS, classes),))
+        (logits,) = add_up(size, tile.depth, add, (zeros(ROWS, classes),))
         logits = logits + exact(linear.bias, columns)[None]
         # As the posteriors that gradients are taken of have them.
         logits = logits.astype(linear.bias.dtype).astype(jnp.float32)
@@ -284,7 +285,7 @@ def _draw(
     given = (posterior.mlp.norms[0], posterior.mlp.linears[1], read, squares, corner)
     return launch(
         draw_kernel, like(latent), (rows // ROWS, latents),
-        latent, *given, seen, noise, t, in_place=1, warps=8, interpret=interpret,
+        latent, *given, seen, noise, t, tile="draw", in_place=1, interpret=interpret,
     )  # fmt: skip
 
 
@@ -412,11 +413,11 @@ def _pull_head(
     head: _Head, gradient: Float[Array, "R J"], t: Time, *, interpret: bool
 ) -> Float[Array, "R D"]:
     """From the gradient of what the posterior's SiLU puts out to that of y."""
-    rows, size = gradient.shape
-    width = head.direct.shape[-1]
+    (rows, size), width, tile = gradient.shape, head.direct.shape[-1], TILES["pull_head"]
+    some = min(tile.columns, width)
 
     def pull_head_kernel(head: _Head, gradient: Ref, t: Ref, out: Ref) -> None:
-        here, columns, now = part(pl.program_id(0), ROWS), part(pl.program_id(1), NARROW), t[0]
+        here, columns, now = part(pl.program_id(0), ROWS), part(pl.program_id(1), some), t[0]
         scale, r = head.scale[here, now][:, None], head.r[here, now][:, None]
 
         def gained(cut: Slice) -> Float[Array, "M K"]:
@@ -432,14 +433,16 @@ def _pull_head(
             of_hidden = scale * (gained(cut) - exact(head.unit, here, now, cut) * mean)
             return (carry[0] + dot(of_hidden, head.thin[cut, columns]),)
 
-        (of_c,) = add_up(size, add, (zeros(ROWS, NARROW),))
+        (of_c,) = add_up(size, tile.depth, add, (zeros(ROWS, some),))
         turned = exact(head.turned, here, now, columns)
         of_y = exact(head.direct, here, now, columns) + r * of_c - r * r * r * along * turned
         out[here, columns] = of_y.astype(out.dtype)
 
-    grid = (rows // ROWS, width // NARROW)
+    grid = (rows // ROWS, width // some)
     out = like(gradient, rows, width)
-    return launch(pull_head_kernel, out, grid, head, gradient, t, warps=8, interpret=interpret)
+    return launch(
+        pull_head_kernel, out, grid, head, gradient, t, tile="pull_head", interpret=interpret
+    )
 
 
 def _pull_token(
@@ -478,7 +481,10 @@ def _pull_token(
     rows, _, size = of_z.shape
     out, grid = (like(of_z), like(of_latents, rows, size)), (rows // ROWS, size // classes)
     given = (of_z, back, norm, token, of_latents, logits, is_first, t)
-    return launch(pull_token_kernel, out, grid, *given, in_place=1, interpret=interpret)
+    return launch(
+        pull_token_kernel, out, grid, *given,
+        tile="pull_token", in_place=1, interpret=interpret,
+    )  # fmt: skip
 
 
 def suits(dynamics: Dynamics, posterior: Posterior) -> bool:
@@ -490,7 +496,7 @@ def suits(dynamics: Dynamics, posterior: Posterior) -> bool:
     return (
         all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
         and len(posterior.mlp.linears) == 2
-        and suit(width, hidden, least=COLUMNS)
+        and suit(width, hidden, least=64)
         and suit(head, least=32)
         and suit(window, posterior.classes, posterior.latents)
     )
