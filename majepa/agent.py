@@ -44,6 +44,7 @@ from .policy.ppo import (
     actor_loss,
     critic_loss,
     freeze,
+    judged,
     replay_targets,
     values,
 )
@@ -418,13 +419,13 @@ class Majepa:
         basis: Basis,
     ) -> tuple[Params, Optimizers, Epoch]:
         """Interleaved steps of actor and critic on the whole frozen batch of condensed states."""
-        config = self.config
+        config, states = self.config, judged(frozen, replayed)
 
         def loss_of_actor(actor: Actor, old: Array, is_first: Array) -> tuple:
             return actor_loss(condense_actor(actor, basis), frozen, old, is_first, config)
 
         def loss_of_critic(critic: Critic) -> tuple:
-            return critic_loss(condense_critic(critic, basis), frozen, replayed, config)
+            return critic_loss(condense_critic(critic, basis), states, config)
 
         def epoch(carry: tuple, number: Int[Array, ""]) -> tuple[tuple, Epoch]:
             params, optimizers, old = carry

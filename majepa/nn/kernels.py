@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -48,17 +49,19 @@ TILES = {
     "enter": Tile(),
     "attend": Tile(),
     "out": Tile(columns=32, depth=256),
-    "widen": Tile(warps=8),
-    "narrow": Tile(columns=32, depth=256),
-    "read": Tile(warps=8),
-    "draw": Tile(warps=8),
-    "product": Tile(columns=32, depth=256),
-    "pull_head": Tile(columns=32, warps=8),
-    "pull_widened": Tile(warps=8),
-    "pull_mixed": Tile(columns=32),
+    "widen": Tile(),
+    "narrow": Tile(columns=32, stages=6),
+    "read": Tile(),
+    "hidden": Tile(),
+    "draw": Tile(stages=6),
+    "product": Tile(columns=32, stages=6),
+    "pull_head": Tile(columns=32, depth=2048, warps=8),
+    "pull_widened": Tile(),
+    "pull_mixed": Tile(columns=32, warps=8),
     "pull_attention": Tile(),
     "pull_token": Tile(),
 }
+"""As they were fastest on an H200, for 80 rows of width 512."""
 
 Ref = Any
 Slice = Any
@@ -144,42 +147,53 @@ def zeros(*shape: int) -> Float[Array, "..."]:
     return jnp.zeros(shape, jnp.float32)
 
 
-def normed_products(
-    x: Ref, norm: RMSNorm, weight: Ref, rows: Slice, columns: Sequence[Slice], depth: int
-) -> tuple[list[Float[Array, "M N"]], Float[Array, "M 1"]]:
-    """`norm(x)` times some columns of a matrix, and the scale of that norm.
+def fold(norm: RMSNorm, linear: Linear) -> Linear:
+    """`linear` for what `norm` leaves before its gain: the gain is in the matrix."""
+    gained = norm.gain.astype(jnp.float32)[:, None] * linear.weight.astype(jnp.float32)
+    return eqx.tree_at(lambda linear: linear.weight, linear, gained.astype(linear.weight.dtype))
 
-    Rows are scaled at the end, so that one pass finds sums of squares and products.
+
+def fold_block(block: Block) -> Block:
+    """With the gains of both norms in the matrices that follow them."""
+    folded = (fold(block.norm_attention, block.query_key_value), fold(block.norm_feed, block.widen))
+    return eqx.tree_at(lambda block: (block.query_key_value, block.widen), block, folded)
+
+
+def scale_of(norm: RMSNorm, x: Float[Array, "M D"]) -> Float[Array, "M 1"]:
+    """What `norm` multiplies rows by, before its gain."""
+    return jax.lax.rsqrt(total(x * x) / x.shape[1] + norm.eps)
+
+
+def products(
+    x: Ref, weight: Ref, rows: Slice, columns: Sequence[Slice], depth: int
+) -> list[Float[Array, "M N"]]:
+    """Rows times some columns of a matrix.
+
+    What is multiplied goes from memory to the matrix units as it is, so that it can be on its way
+    long before it is needed: norms are left to `fold` and to a scale of the result.
     """
-    size = x.shape[-1]
 
     def add(cut: Slice, carry: tuple) -> tuple:
-        square, sums = carry
-        now = exact(x, rows, cut)
-        gained = now * exact(norm.gain, cut)[None]
-        sums = tuple(
-            so_far + dot(gained, weight[cut, some])
-            for so_far, some in zip(sums, columns, strict=True)
+        return tuple(
+            so_far + dot(x[rows, cut], weight[cut, some])
+            for so_far, some in zip(carry, columns, strict=True)
         )
-        return square + now * now, sums
 
-    sums = tuple(zeros(ROWS, some.size) for some in columns)
-    square, sums = add_up(size, depth, add, (zeros(ROWS, math.gcd(size, depth)), sums))
-    scale = jax.lax.rsqrt(total(square) / size + norm.eps)
-    return [scale * so_far for so_far in sums], scale
+    return list(add_up(x.shape[-1], depth, add, tuple(zeros(ROWS, some.size) for some in columns)))
 
 
 def widen(
     x: Float[Array, "R D"], norm: RMSNorm, linear: Linear, *, interpret: bool
 ) -> Float[Array, "R W"]:
-    """`silu(linear(norm(x)))`."""
+    """`silu(linear(norm(x)))`, of a folded map."""
     rows, size, tile = x.shape[0] // ROWS, linear.bias.shape[0], TILES["widen"]
     some = min(tile.columns, size)
 
     def widen_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
         here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
-        (found,), _ = normed_products(x, norm, linear.weight, here, [columns], tile.depth)
-        wide = (found + exact(linear.bias, columns)[None]).astype(out.dtype)
+        (found,) = products(x, linear.weight, here, [columns], tile.depth)
+        scale = scale_of(norm, exact(x, here, slice(None)))
+        wide = (scale * found + exact(linear.bias, columns)[None]).astype(out.dtype)
         out[here, columns] = jax.nn.silu(wide.astype(jnp.float32)).astype(out.dtype)
 
     out = like(x, x.shape[0], size)
@@ -197,11 +211,7 @@ def add_product(
 
     def add_product_kernel(before: Ref, x: Ref, linear: Linear, out: Ref) -> None:
         here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
-
-        def add(cut: Slice, carry: tuple) -> tuple:
-            return (carry[0] + dot(x[here, cut], linear.weight[cut, columns]),)
-
-        (found,) = add_up(x.shape[-1], cut_by.depth, add, (zeros(ROWS, some),))
+        (found,) = products(x, linear.weight, here, [columns], cut_by.depth)
         found = found + exact(linear.bias, columns)[None]
         out[here, columns] = (exact(before, here, columns) + found).astype(out.dtype)
 
@@ -220,7 +230,10 @@ def enter_stream(
     window: int,
     interpret: bool,
 ) -> Float[Array, "3 R S D"]:
-    """The stream with queries and keys, turned to their place, and values of record `t`."""
+    """The stream with queries and keys, turned to their place, and values of record `t`.
+
+    Of a folded block.
+    """
     heads, size, tile = block.heads, x.shape[1] // block.heads, TILES["enter"]
     half = size // 2
     some = min(tile.columns // 2, half)
@@ -236,11 +249,11 @@ def enter_stream(
         # The halves of a head are apart from the beginning: nothing cuts what is computed.
         begin = head * size + piece * some
         columns = [pl.ds(begin + offset, some) for offset in (0, half)]
-        found, _ = normed_products(x, norm, linear.weight, here, columns, tile.depth)
-        dtype = stream.dtype
+        found = products(x, linear.weight, here, columns, tile.depth)
+        scale, dtype = scale_of(norm, exact(x, here, slice(None))), stream.dtype
         left, right = (
-            (some + exact(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
-            for some, cut in zip(found, columns, strict=True)
+            (scale * each + exact(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
+            for each, cut in zip(found, columns, strict=True)
         )
         is_value = kind == 2
         cos = jnp.where(is_value, 1.0, turn.cos[place, inside])[None]
@@ -298,7 +311,7 @@ def advance(
     window: int,
     interpret: bool = False,
 ) -> tuple[Float[Array, "R D"], Float[Array, "3 R S D"]]:
-    """What a layer makes of record `t`, and its stream with that record in it."""
+    """What a layer, a folded block, makes of record `t`; and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
     mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
     middle = add_product(x, mixed, block.out, "out", interpret=interpret)
@@ -328,8 +341,7 @@ class Back(NamedTuple):
 def pull_norm(
     norm: RMSNorm, x: Float[Array, "M D"], gradient: Float[Array, "M D"]
 ) -> Float[Array, "M D"]:
-    size = x.shape[1]
-    scale = jax.lax.rsqrt(total(x * x) / size + norm.eps)
+    size, scale = x.shape[1], scale_of(norm, x)
     gained, unit = gradient * exact(norm.gain, ...)[None], x * scale
     return scale * (gained - unit * (total(gained * unit) / size))
 
@@ -347,11 +359,7 @@ def product(
 
     def product_kernel(x: Ref, weight: Ref, out: Ref) -> None:
         here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
-
-        def add(cut: Slice, carry: tuple) -> tuple:
-            return (carry[0] + dot(x[here, cut], weight[cut, columns]),)
-
-        (found,) = add_up(x.shape[-1], tile.depth, add, (zeros(ROWS, some),))
+        (found,) = products(x, weight, here, [columns], tile.depth)
         out[here, columns] = found.astype(out.dtype)
 
     out, grid = like(x, rows, size), (rows // ROWS, size // some)

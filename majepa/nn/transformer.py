@@ -10,6 +10,7 @@ these roots at once; they share the keys and values of the sequence and own thos
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,8 +23,8 @@ from .layers import ALIGNED, Linear, RMSNorm
 
 FAR_BELOW = -1e9
 """Score of what may not be seen; finite, so that no gradient is NaN."""
-FEW_LAYERS = 2
-"""So few are written out one after another instead of being looped over."""
+FEW_LAYERS = 12
+"""So few are written out one after another: a loop copies what each layer is given and leaves."""
 LONGEST_ROW = 64
 """Agents of several teams that attention takes for one sequence."""
 
@@ -137,8 +138,8 @@ class Trunk(NamedTuple):
 class Branches(NamedTuple):
     """Keys, turned, and values of imagined records: `P` places for each of `R` roots."""
 
-    keys: Float[Array, "L B N R P H K"]
-    values: Float[Array, "L B N R P H K"]
+    keys: Float[Array, "L B N H R P K"]
+    values: Float[Array, "L B N H R P K"]
 
 
 class TemporalTransformer(eqx.Module):
@@ -236,7 +237,7 @@ class TemporalTransformer(eqx.Module):
         """The trunk, and room for `steps` imagined records after each of `roots` records."""
         layers, batch, agents, length, heads, size = history.keys.shape
         keys = rotate(history.keys, turns(jnp.arange(length), size))
-        room = jnp.zeros((layers, batch, agents, roots, steps, heads, size), history.keys.dtype)
+        room = jnp.zeros((layers, batch, agents, heads, roots, steps, size), history.keys.dtype)
 
         def laid_out(leaf: Float[Array, "L B N S H K"]) -> Float[Array, "L B N H P K"]:
             return _even(leaf.swapaxes(3, 4), 4, 0)
@@ -255,46 +256,44 @@ class TemporalTransformer(eqx.Module):
     ) -> tuple[Float[Array, "B N R D"], Branches]:
         """One more record for each root: number `step` after place `last` of the trunk."""
         place = jnp.arange(trunk.episode.shape[1])
-        own_place = jnp.arange(branches.keys.shape[4])
+        own_place = jnp.arange(branches.keys.shape[5])
         now = last + 1 + step
         shared = _may_see(now, place, self.window) & (place[None, :] <= last[:, None])
         shared = shared[None] & (episode[:, :, None] == trunk.episode[:, None, :])
         shared = shared[:, None, None]
         own = _may_see(step[None], own_place, self.window) & (own_place < step)[None]
-        own = own[:, None, None, :, None]
+        own = own[:, None, None, None]
         turn = turns(now, x.shape[-1] // self.layers.heads)
 
         def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
             block, keys, values, own_keys, own_values = given
             query, key_, value = block.project(x)
             query, key_ = rotate(query, turn), rotate(key_, turn)
+            query, key_, value = (leaf.swapaxes(2, 3) for leaf in (query, key_, value))
             scale = query.shape[-1] ** -0.5
             to_shared = jnp.einsum(
-                "bnrhk,bnhsk->bnhrs", query, keys, preferred_element_type=jnp.float32
+                "bnhrk,bnhsk->bnhrs", query, keys, preferred_element_type=jnp.float32
             )
             to_shared = jnp.where(shared, scale * to_shared, FAR_BELOW)
             # A handful of places for each root: products and sums beat tiny matrices.
-            to_own = jnp.sum(exact(query)[:, :, :, None] * exact(own_keys), axis=-1)
+            to_own = jnp.sum(exact(query)[..., None, :] * exact(own_keys), axis=-1)
             to_own = jnp.where(own, scale * to_own, FAR_BELOW)
-            to_self = scale * jnp.sum(exact(query) * exact(key_), axis=-1)
-            # One softmax over all three, each in the layout that its products have.
-            peak = jnp.maximum(jnp.max(to_own, axis=3), to_self)
-            peak = jnp.maximum(peak, jnp.max(to_shared, axis=-1).swapaxes(2, 3))
-            on_shared = jnp.exp(to_shared - peak.swapaxes(2, 3)[..., None])
-            on_own, on_self = jnp.exp(to_own - peak[:, :, :, None]), jnp.exp(to_self - peak)
-            total = on_own.sum(axis=3) + on_self + on_shared.sum(axis=-1).swapaxes(2, 3)
-            on_shared = on_shared / total.swapaxes(2, 3)[..., None]
-            mixed = exact(jnp.einsum(
-                "bnhrs,bnhsk->bnrhk", on_shared.astype(values.dtype), values
-            ))  # fmt: skip
-            mixed += jnp.sum((on_own / total[:, :, :, None])[..., None] * exact(own_values), axis=3)
-            mixed += (on_self / total)[..., None] * exact(value)
-            return block.finish(x, mixed.astype(x.dtype), DropoutKeys()), (key_, value)
+            to_self = scale * jnp.sum(exact(query) * exact(key_), axis=-1, keepdims=True)
+            # One softmax over all three.
+            parts = (to_shared, to_own, to_self)
+            peak = functools.reduce(jnp.maximum, (part.max(-1, keepdims=True) for part in parts))
+            parts = [jnp.exp(part - peak) for part in parts]
+            total = sum(part.sum(-1, keepdims=True) for part in parts)
+            on_shared, on_own, on_self = (part / total for part in parts)
+            mixed = jnp.einsum("bnhrs,bnhsk->bnhrk", on_shared.astype(values.dtype), values)
+            mixed = exact(mixed) + jnp.sum(on_own[..., None] * exact(own_values), axis=-2)
+            mixed = (mixed + on_self * exact(value)).swapaxes(2, 3).astype(x.dtype)
+            return block.finish(x, mixed, DropoutKeys()), (key_, value)
 
         given = (self.layers, trunk.keys, trunk.values, branches.keys, branches.values)
         x, new = _through(layer, x, given)
         room = (
-            jax.lax.dynamic_update_index_in_dim(old, leaf.astype(old.dtype), step, axis=4)
+            jax.lax.dynamic_update_index_in_dim(old, leaf.astype(old.dtype), step, axis=5)
             for old, leaf in zip(branches, new, strict=True)
         )
         return self.norm(x), Branches(*room)
@@ -416,7 +415,7 @@ def _through(
 ) -> tuple[Array, Any]:
     """All layers in turn; `given` holds what each is given, the stacked blocks first.
 
-    A few of them are written out, so that nothing need be stacked for the way back.
+    A few of them are written out: what they are given and leave behind is not copied then.
     """
     count = given[0].norm_attention.gain.shape[0]
     return jax.lax.scan(layer, x, given, unroll=count <= FEW_LAYERS)

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..config import MajepaConfig
 from ..imagine import Imagined
 from ..nn.dists import TwoHot, entropy, log_prob_of
 from ..nn.layers import cast
-from ..nn.means import masked_mean, standardise, weighted_mean
+from ..nn.means import standardise, weighted_mean
 from ..replay import Record
 from .actor import Actor
 from .critic import Critic
@@ -46,6 +46,19 @@ class ReplayTargets(NamedTuple):
     alive: Bool[Array, "B T N"]
     returns: Float[Array, "B T N"]
     valid: Bool[Array, "B T N"]
+
+
+class Judged(NamedTuple):
+    """Imagined states, then replayed ones: the critic learns from all of them at once."""
+
+    s: Float[Array, "M N F"]
+    present: Bool[Array, "M N"]
+    alive: Bool[Array, "M N"]
+    returns: Float[Array, "M N"]
+    imagined: Float[Array, "M N"]
+    """Weights in the mean over imagined states, zero for the others."""
+    replayed: Float[Array, "M N"]
+    """And the other way round."""
 
 
 def freeze(imagined: Imagined, target: Critic, config: MajepaConfig) -> Frozen:
@@ -142,16 +155,29 @@ def actor_loss(
     return loss, (old, report)
 
 
+def judged(frozen: Frozen, replay: ReplayTargets) -> Judged:
+    def teams(x: Shaped[Array, "H B R *n"], y: Shaped[Array, "B T *n"]) -> Shaped[Array, "M *n"]:
+        return jnp.concatenate([x.reshape(-1, *x.shape[3:]), y.reshape(-1, *y.shape[2:])])
+
+    weight, valid = frozen.value_weight, replay.valid.astype(frozen.value_weight.dtype)
+    return Judged(
+        s=teams(frozen.s, replay.s),
+        present=teams(frozen.present, replay.present),
+        alive=teams(frozen.alive, replay.alive),
+        returns=teams(frozen.returns, replay.returns),
+        imagined=teams(weight, jnp.zeros_like(valid)),
+        replayed=teams(jnp.zeros_like(weight), valid),
+    )
+
+
 def critic_loss(
-    critic: Critic, frozen: Frozen, replay: ReplayTargets, config: MajepaConfig
+    critic: Critic, judged: Judged, config: MajepaConfig
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
     """Two-hot losses on imagined returns and, with a coefficient, on replayed ones."""
-    two_hot = TwoHot(config.bins)
     critic = cast(critic, jnp.dtype(config.precision))
-    imagined = two_hot.loss(critic(frozen.s, frozen.present, frozen.alive), frozen.returns)
-    imagined = weighted_mean(imagined, frozen.value_weight)
-    real = two_hot.loss(critic(replay.s, replay.present, replay.alive), replay.returns)
-    real = masked_mean(real, replay.valid)
+    logits = critic(judged.s, judged.present, judged.alive)
+    loss = TwoHot(config.bins).loss(logits, judged.returns)
+    imagined, real = (weighted_mean(loss, each) for each in (judged.imagined, judged.replayed))
     return imagined + config.policy.replay_value * real, (imagined, real)
 
 

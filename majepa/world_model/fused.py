@@ -27,15 +27,17 @@ from ..nn.kernels import (
     divide,
     dot,
     exact,
+    fold_block,
     launch,
     like,
-    normed_products,
     part,
     product,
+    products,
     pull_attention,
     pull_mixed,
     pull_norm,
     pull_widened,
+    scale_of,
     silu_slope,
     suit,
     total,
@@ -56,7 +58,7 @@ class _Reader(NamedTuple):
     """What is read from the output x of the last layer, with y = norm(x): one matrix for all.
 
     Its columns are those of the posterior's first layer, then those of the Gram matrix twice: as
-    the type of the weights holds it, and what that leaves.
+    the type of the weights holds it, and what that leaves. The gain of the norm is in it.
     """
 
     norm: RMSNorm
@@ -68,13 +70,14 @@ class _Reader(NamedTuple):
 
 def _reader(basis: Basis, norm: RMSNorm, first: Linear) -> _Reader:
     size = norm.gain.shape[0]
-    gram, dtype = basis.gram[:size, :size], first.weight.dtype
+    gain, dtype = norm.gain.astype(jnp.float32)[:, None], first.weight.dtype
+    gram = gain * basis.gram[:size, :size]
     held = gram.astype(dtype)
     left = (gram - held.astype(gram.dtype)).astype(dtype)
     bias = [first.weight[size].astype(gram.dtype), 2 * basis.gram[size, :size], zeros(size)]
     return _Reader(
         norm,
-        jnp.concatenate([first.weight[:size], held, left], axis=1),
+        jnp.concatenate([(gain * first.weight[:size]).astype(dtype), held, left], axis=1),
         jnp.concatenate(bias),
         basis.gram[size, size][None],
     )
@@ -97,6 +100,7 @@ def sample_latents(
     batch, length, agents = tokens.a_before.shape
     latents, classes = posterior.latents, posterior.classes
     layers = layers_of(dynamics.transformer)
+    blocks = [fold_block(block) for block in layers.blocks]
     reader = _reader(dynamics.state.basis, layers.norm, posterior.mlp.linears[0])  # pyright: ignore
 
     def by_row(leaf: Shaped[Array, "B T N *s"]) -> Shaped[Array, "R T *s"]:
@@ -123,14 +127,16 @@ def sample_latents(
             x = _token(
                 dynamics, latent, a_before, is_first, t, classes=classes, interpret=interpret
             )
-            for layer, block in enumerate(layers.blocks):
+            for layer, block in enumerate(blocks):
                 x, streams[layer] = advance(
                     block, x, streams[layer], episode, turn, t,
                     window=layers.window, interpret=interpret,
                 )  # fmt: skip
             read, squares = _read(x, reader, interpret=interpret)
-            given = (read, squares, reader.corner, seen, noise, t)
-            latent = _draw(latent, posterior, dynamics, *given, interpret=interpret)
+            hidden = _hidden(
+                posterior, dynamics, read, squares, reader.corner, seen, t, interpret=interpret
+            )
+            latent = _draw(latent, posterior, hidden, noise, t, interpret=interpret)
             return tuple(streams), latent
 
         return jax.lax.fori_loop(0, size, step, carry)
@@ -215,15 +221,13 @@ def _read(
     def read_kernel(x: Ref, reader: _Reader, out: Ref, squares: Ref) -> None:
         here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
         columns = part(number, some)
-        (found,), scale = normed_products(
-            x, reader.norm, reader.weight, here, [columns], tile.depth
-        )
-        found = found + reader.bias[columns][None]
+        (found,) = products(x, reader.weight, here, [columns], tile.depth)
+        scale = scale_of(reader.norm, exact(x, here, slice(None)))
+        found = scale * found + reader.bias[columns][None]
         out[here, columns] = found.astype(out.dtype)
         own = part(divide(number, width // some)[1], some)
-        # Rounded as it was for the product: the form stays that of one vector.
-        y = (exact(x, here, own) * exact(reader.norm.gain, own)[None]).astype(x.dtype)
-        squares[number, here] = jnp.sum(found * (y.astype(jnp.float32) * scale), axis=1)
+        y = scale * exact(x, here, own) * exact(reader.norm.gain, own)[None]
+        squares[number, here] = jnp.sum(found * y, axis=1)
 
     tiles = size // some
     out = (like(x, rows, size), like(reader.bias, tiles, rows))
@@ -231,14 +235,42 @@ def _read(
     return launch(read_kernel, out, grid, x, reader, tile="read", interpret=interpret)
 
 
-def _draw(
-    latent: Int[Array, "R P S"],
+def _hidden(
     posterior: Posterior,
     dynamics: Dynamics,
     read: Float[Array, "R O"],
     squares: Float[Array, "C R"],
     corner: Float[Array, "1"],
     seen: Float[Array, "R T J"],
+    t: Time,
+    *,
+    interpret: bool,
+) -> Float[Array, "R J"]:
+    """The posterior's hidden layer for record `t`: r (thin [y; 1]) + seen, its norm and SiLU."""
+    rows, size = seen.shape[0], seen.shape[-1]
+    first_square = squares.shape[0] * size // read.shape[1]
+    count = squares.shape[0] - first_square
+    eps = dynamics.state.basis.eps  # pyright: ignore
+
+    def hidden_kernel(
+        norm: RMSNorm, read: Ref, squares: Ref, corner: Ref, seen: Ref, t: Ref, out: Ref
+    ) -> None:
+        row = pl.program_id(0)
+        square = jnp.sum(squares[pl.ds(first_square, count), row]) + corner[0]
+        r = jax.lax.rsqrt(jnp.maximum(square, 0) + eps)
+        x = r * exact(read, row, pl.ds(0, size)) + exact(seen, row, t[0], slice(None))
+        scale = jax.lax.rsqrt(jnp.sum(x * x) / size + norm.eps)
+        out[row, :] = jax.nn.silu(x * scale * exact(norm.gain, ...)).astype(out.dtype)
+
+    given = (posterior.mlp.norms[0], read, squares, corner, seen, t)
+    out = like(seen, rows, size)
+    return launch(hidden_kernel, out, (rows,), *given, tile="hidden", interpret=interpret)
+
+
+def _draw(
+    latent: Int[Array, "R P S"],
+    posterior: Posterior,
+    hidden: Float[Array, "R J"],
     noise: Float[Array, "N R Z"],
     t: Time,
     *,
@@ -246,31 +278,13 @@ def _draw(
 ) -> Int[Array, "R P S"]:
     """With the latents of record `t`, each from the program of its columns."""
     rows, _, latents = latent.shape
-    classes, size, share = posterior.classes, seen.shape[-1], posterior.unimix
-    eps, chunk = dynamics.state.basis.eps, noise.shape[0]  # pyright: ignore
-    first_square = squares.shape[0] * size // read.shape[1]
-    count, tile = squares.shape[0] - first_square, TILES["draw"]
+    classes, share, chunk = posterior.classes, posterior.unimix, noise.shape[0]
+    depth = TILES["draw"].depth
 
-    def draw_kernel(
-        old: Ref, norm: RMSNorm, linear: Linear, read: Ref, squares: Ref, corner: Ref,
-        seen: Ref, noise: Ref, t: Ref, latent: Ref,
-    ) -> None:  # fmt: skip
+    def draw_kernel(old: Ref, linear: Linear, hidden: Ref, noise: Ref, t: Ref, latent: Ref) -> None:
         here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
         columns = part(number, classes)
-        square = jnp.sum(squares[pl.ds(first_square, count), here], axis=0) + corner[0]
-        r = jax.lax.rsqrt(jnp.maximum(square, 0) + eps)[:, None]
-
-        def hidden(cut: Slice) -> Float[Array, "M K"]:
-            return r * exact(read, here, cut) + exact(seen, here, now, cut)
-
-        whole = hidden(pl.ds(0, size))
-        scale = jax.lax.rsqrt(total(whole * whole) / size + norm.eps)
-
-        def add(cut: Slice, carry: tuple) -> tuple:
-            normed = hidden(cut) * scale * exact(norm.gain, cut)[None]
-            return (carry[0] + dot(jax.nn.silu(normed), linear.weight[cut, columns]),)
-
-        (logits,) = add_up(size, tile.depth, add, (zeros(ROWS, classes),))
+        (logits,) = products(hidden, linear.weight, here, [columns], depth)
         logits = logits + exact(linear.bias, columns)[None]
         # As the posteriors that gradients are taken of have them.
         logits = logits.astype(linear.bias.dtype).astype(jnp.float32)
@@ -282,10 +296,10 @@ def _draw(
         best = jnp.min(jnp.where(is_best, index, classes), axis=1)
         latent[here, now + 1, number] = best.astype(latent.dtype)
 
-    given = (posterior.mlp.norms[0], posterior.mlp.linears[1], read, squares, corner)
     return launch(
         draw_kernel, like(latent), (rows // ROWS, latents),
-        latent, *given, seen, noise, t, tile="draw", in_place=1, interpret=interpret,
+        latent, posterior.mlp.linears[1], hidden, noise, t,
+        tile="draw", in_place=1, interpret=interpret,
     )  # fmt: skip
 
 

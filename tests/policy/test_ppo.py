@@ -25,6 +25,7 @@ from majepa.policy.ppo import (
     actor_loss,
     critic_loss,
     freeze,
+    judged,
     replay_targets,
     values,
 )
@@ -326,7 +327,7 @@ def test_the_critic_loss_by_hand():
     _, _, critic, _, frozen = batch()
     replayed = make_replayed()
     loss, (imagined, real) = jit(functools.partial(critic_loss, config=DEBUG))(
-        critic, frozen, replayed
+        critic, judged(frozen, replayed)
     )
 
     @jit
@@ -561,7 +562,7 @@ def test_every_epoch_uses_the_frozen_batch_and_the_first_policy():
 
     @jit
     def critic_step(critic, moments):
-        gradient = jax.grad(critic_loss, has_aux=True)(critic, frozen, replayed, config)[0]
+        gradient = jax.grad(critic_loss, has_aux=True)(critic, judged(frozen, replayed), config)[0]
         return apply_update(optimizer.critic_optimizer, gradient, moments, critic)[:2]
 
     actor, actor_moments, old = params.actor, optimizers.actor, jnp.zeros(frozen.action.shape)

