@@ -33,7 +33,7 @@ from .imagine import imagine
 from .nn.dists import sample_each
 from .nn.layers import cast
 from .nn.optim import Moments, Optimizer, apply_update, follow, is_finite
-from .nn.transformer import History
+from .nn.transformer import History, apart
 from .packing import if_wanted, most
 from .policy.actor import Actor
 from .policy.condense import condense_actor, condense_critic
@@ -390,7 +390,7 @@ class Majepa:
         """Reconstruct, imagine, freeze, then actor and critic in turn on the frozen batch."""
         config = self.config
         dtype = jnp.dtype(config.precision)
-        local, joint = cast(params[:2], dtype)
+        local, joint = apart(cast(params[:2], dtype))
         # Nothing here has a gradient in the world model, so that all states may be condensed.
         basis = Basis(local.dynamics)
         local, joint = condense_local(local, basis), condense_joint(joint, basis)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Key
 from .agent import Fresh, Learner, Majepa, Views
 from .algorithm import Device, Experience, Metrics, Row, without_replay
 from .diagnostics import Totals
+from .program_cache import COMPILER_OPTIONS
 from .replay import Replay, insert, num_starts
 
 
@@ -27,7 +28,9 @@ class HostReplay:
         self._draw = jax.jit(algorithm.draw)
         self._store = jax.jit(algorithm.store, donate_argnums=0)
         self._owe = jax.jit(algorithm.owe)
-        self._learn = jax.jit(self._learn_wanted, donate_argnums=0)
+        self._learn = jax.jit(
+            self._learn_wanted, donate_argnums=0, compiler_options=COMPILER_OPTIONS
+        )
         self._add = jax.jit(functools.partial(jax.tree.map, jnp.add))
         self._report = jax.jit(algorithm.report)
         self._nothing: Totals | None = None

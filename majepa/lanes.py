@@ -16,6 +16,7 @@ from .envs.base import Env, EnvError
 from .log import Clock
 from .memory import Need, bytes_of, need_of
 from .packing import packed
+from .program_cache import COMPILER_OPTIONS
 
 
 class RunState(NamedTuple):
@@ -172,7 +173,13 @@ def _collect(
     return (packed(one) if together else one)(learner, stream, key)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1, static_argnames="together")
+@functools.partial(
+    jax.jit,
+    static_argnums=0,
+    donate_argnums=1,
+    static_argnames="together",
+    compiler_options=COMPILER_OPTIONS,
+)
 def _update(
     algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, "..."], *, together: bool
 ) -> tuple[Any, Mapping[str, Array]]:

@@ -1,4 +1,4 @@
-"""Compiled programs are kept on the disk, so that the next run need not compile them again.
+"""How programs are compiled, and where they are kept for the next run.
 
 JAX does the keeping, here is where. `JAX_COMPILATION_CACHE_DIR` names another place; if it is
 empty, or with `JAX_ENABLE_COMPILATION_CACHE=false`, nothing is kept.
@@ -10,6 +10,10 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+"""For programs that learn, on GPUs: products are those of the library. To try kernels of the
+compiler's own against them takes longer than all the rest of compiling."""
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 SWITCH = "JAX_ENABLE_COMPILATION_CACHE"

@@ -26,6 +26,7 @@ from .transformer import (
     TemporalTransformer,
     Trace,
     Turn,
+    blocks_of,
     exact,
     rotate,
     turns,
@@ -50,12 +51,7 @@ class Stream(NamedTuple):
 
 
 def layers_of(transformer: TemporalTransformer) -> Layers:
-    count = transformer.layers.norm_attention.gain.shape[0]
-    blocks = tuple(
-        jax.tree.map(lambda leaf, number=number: leaf[number], transformer.layers)
-        for number in range(count)
-    )
-    return Layers(blocks, transformer.norm, transformer.window)
+    return Layers(blocks_of(transformer.layers), transformer.norm, transformer.window)
 
 
 def open_stream(past: History, episode: Int[Array, "B T"]) -> Stream:

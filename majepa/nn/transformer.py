@@ -19,12 +19,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, DTypeLike, Float, Float32, Int, Key
 
-from .layers import ALIGNED, Linear, RMSNorm
+from .layers import ALIGNED, Linear, RMSNorm, Tree
 
 FAR_BELOW = -1e9
 """Score of what may not be seen; finite, so that no gradient is NaN."""
-FEW_LAYERS = 12
-"""So few are written out one after another: a loop copies what each layer is given and leaves."""
 LONGEST_ROW = 64
 """Agents of several teams that attention takes for one sequence."""
 
@@ -145,8 +143,8 @@ class Branches(NamedTuple):
 class TemporalTransformer(eqx.Module):
     """Causal over the records of each agent; weights are shared by all agents."""
 
-    layers: Block
-    """All layers in one block, stacked on the first axis of every tensor."""
+    layers: Block | tuple[Block, ...]
+    """All layers in one block, stacked on the first axis of every tensor; see `apart`."""
     norm: RMSNorm
     window: int = eqx.field(static=True)
 
@@ -166,9 +164,9 @@ class TemporalTransformer(eqx.Module):
 
     def empty(self, batch: int, agents: int, dtype: DTypeLike = jnp.float32) -> History:
         """The memory of agents that have seen nothing."""
-        layers, width = self.layers.norm_attention.gain.shape
-        heads = self.layers.heads
-        shape = (layers, batch, agents, self.window - 1, heads, width // heads)
+        count, heads = numbers_of(self.layers)
+        size = self.norm.gain.shape[0] // heads
+        shape = (count, batch, agents, self.window - 1, heads, size)
         return History(
             jnp.zeros(shape, dtype),
             jnp.zeros(shape, dtype),
@@ -211,7 +209,7 @@ class TemporalTransformer(eqx.Module):
         place = jnp.arange(seen.shape[1])
         mask = _may_see(place[-length:], place, self.window)[None]
         mask = (mask & (episode[:, :, None] == seen[:, None, :]))[:, None]
-        turn = turns(place, x.shape[-1] // self.layers.heads)
+        turn = turns(place, past.keys.shape[-1])
         turn_now = jax.tree.map(lambda leaf: leaf[-length:], turn)
 
         def layer(x: Array, given: tuple) -> tuple[Array, tuple]:
@@ -229,8 +227,8 @@ class TemporalTransformer(eqx.Module):
             kept = (x, turned, turned_keys, values, weight, middle, wide) if keep else ()
             return after, (keys, values, kept)
 
-        given = (self.layers, past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
-        end, (keys, values, kept) = _through(layer, x, given)
+        given = (past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
+        end, (keys, values, kept) = _through(self.layers, layer, x, given)
         return self.norm(end), History(keys, values, seen), (end, kept)
 
     def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
@@ -263,7 +261,7 @@ class TemporalTransformer(eqx.Module):
         shared = shared[:, None, None]
         own = _may_see(step[None], own_place, self.window) & (own_place < step)[None]
         own = own[:, None, None, None]
-        turn = turns(now, x.shape[-1] // self.layers.heads)
+        turn = turns(now, trunk.keys.shape[-1])
 
         def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
             block, keys, values, own_keys, own_values = given
@@ -290,8 +288,8 @@ class TemporalTransformer(eqx.Module):
             mixed = (mixed + on_self * exact(value)).swapaxes(2, 3).astype(x.dtype)
             return block.finish(x, mixed, DropoutKeys()), (key_, value)
 
-        given = (self.layers, trunk.keys, trunk.values, branches.keys, branches.values)
-        x, new = _through(layer, x, given)
+        given = (trunk.keys, trunk.values, branches.keys, branches.values)
+        x, new = _through(self.layers, layer, x, given)
         room = (
             jax.lax.dynamic_update_index_in_dim(old, leaf.astype(old.dtype), step, axis=5)
             for old, leaf in zip(branches, new, strict=True)
@@ -302,8 +300,8 @@ class TemporalTransformer(eqx.Module):
 class AgentAttention(eqx.Module):
     """Attention of the agents of a team to each other; no order, no identity."""
 
-    layers: Block
-    """All layers in one block, stacked on the first axis of every tensor."""
+    layers: Block | tuple[Block, ...]
+    """All layers in one block, stacked on the first axis of every tensor; see `apart`."""
 
     def __init__(
         self, layers: int, width: int, heads: int, *, dropout: float = 0.0, key: Key[Array, ""]
@@ -336,9 +334,8 @@ class AgentAttention(eqx.Module):
             mixed = jnp.einsum("...hnm,...mhk->...nhk", weight, value)
             return block.finish(x, mixed, dropout), None
 
-        layers = self.layers.norm_attention.gain.shape[0]
-        given = (self.layers, _dropout_keys(key, layers))
-        return _through(layer, x, given)[0].reshape(shape)
+        given = (_dropout_keys(key, numbers_of(self.layers)[0]),)
+        return _through(self.layers, layer, x, given)[0].reshape(shape)
 
 
 def teams_together(teams: int, agents: int) -> int:
@@ -410,15 +407,56 @@ def _stack(layers: int, width: int, heads: int, dropout: float, key: Key[Array, 
     return make(jax.random.split(key, layers))
 
 
-def _through(
-    layer: Callable[[Array, Any], tuple[Array, Any]], x: Array, given: tuple
-) -> tuple[Array, Any]:
-    """All layers in turn; `given` holds what each is given, the stacked blocks first.
+def numbers_of(layers: Block | tuple[Block, ...]) -> tuple[int, int]:
+    """Of layers, and of heads in each."""
+    if isinstance(layers, tuple):
+        return len(layers), layers[0].heads
+    return layers.norm_attention.gain.shape[0], layers.heads
 
-    A few of them are written out: what they are given and leave behind is not copied then.
+
+def blocks_of(layers: Block | tuple[Block, ...]) -> tuple[Block, ...]:
+    """Each layer by itself."""
+    if isinstance(layers, tuple):
+        return layers
+    leaves, structure = jax.tree.flatten(layers)
+    count = leaves[0].shape[0]
+    each = [jax.lax.split(leaf, (1,) * count) for leaf in leaves]
+    return tuple(
+        structure.unflatten([part[number].reshape(part[number].shape[1:]) for part in each])
+        for number in range(count)
+    )
+
+
+def apart(tree: Tree) -> Tree:
+    """A model whose Transformers hold the tensors of each layer apart.
+
+    Before a loop it saves cutting them out of the stack in every turn.
     """
-    count = given[0].norm_attention.gain.shape[0]
-    return jax.lax.scan(layer, x, given, unroll=count <= FEW_LAYERS)
+    return jax.tree.map(
+        lambda node: blocks_of(node) if _is_stack(node) else node, tree, is_leaf=_is_stack
+    )
+
+
+def _is_stack(node: Any) -> bool:
+    return isinstance(node, Block) and node.norm_attention.gain.ndim == 2
+
+
+def _through(
+    layers: Block | tuple[Block, ...],
+    layer: Callable[[Array, tuple], tuple[Array, Any]],
+    x: Array,
+    given: tuple,
+) -> tuple[Array, Any]:
+    """All layers in turn; `given` is stacked as they are, and so is what they leave.
+
+    A loop would copy what each layer is given and leaves.
+    """
+    left = []
+    for number, block in enumerate(blocks_of(layers)):
+        own = jax.tree.map(lambda leaf, number=number: leaf[number], given)
+        x, leaves = layer(x, (block, *own))
+        left.append(leaves)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *left)
 
 
 def _even(x: Array, axis: int, value: int) -> Array:

@@ -47,7 +47,7 @@ from ..nn.kernels import (
 from ..nn.layers import Linear, RMSNorm, Tree, spread
 from ..nn.layers import product as matrix_product
 from ..nn.stream import layers_of
-from ..nn.transformer import History, rotate, turns
+from ..nn.transformer import History, numbers_of, rotate, turns
 from .condense import Basis
 from .local import Dynamics, Posterior
 from .recurrence import Known, Passed
@@ -504,7 +504,7 @@ def _pull_token(
 def suits(dynamics: Dynamics, posterior: Posterior) -> bool:
     """Whether there are kernels for these sizes."""
     width, window = dynamics.transformer.norm.gain.shape[0], dynamics.transformer.window
-    head = width // dynamics.transformer.layers.heads
+    head = width // numbers_of(dynamics.transformer.layers)[1]
     hidden = posterior.mlp.norms[0].gain.shape[0]
     leaves = jax.tree.leaves((dynamics.token, dynamics.transformer, posterior))
     return (

@@ -19,6 +19,7 @@ from ..config import JointWeights, LocalWeights, MajepaConfig
 from ..nn.dists import balanced_cross_entropy, kl
 from ..nn.layers import cast
 from ..nn.means import masked_mean
+from ..nn.transformer import apart
 from ..replay import Record, Sequence
 from . import masks
 from .joint import JointModel
@@ -58,7 +59,7 @@ def model_loss(
 ) -> tuple[Float[Array, ""], ModelLoss]:
     """L_WM = L_local + L_joint + 2 L_MS + 0.1 L_AD + L_SF, with both routes."""
     dtype = jnp.dtype(config.precision)
-    local, joint = cast(groups, dtype)
+    local, joint = apart(cast(groups, dtype))
     key_infer, key_sigreg, key_dropout, key_self_fed = jax.random.split(key, 4)
     context = config.context
     tokens = tokens_of(sequence, sequence.record.latent)

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "stats": (),
     "files": (),
     "interrupt": (),
-    "host_replay": ("agent", "algorithm", "diagnostics", "replay"),
+    "host_replay": ("agent", "algorithm", "diagnostics", "program_cache", "replay"),
     "packing": (),
     "program_cache": (),
     "recording": ("__version__", "envs", "files"),
@@ -29,7 +29,9 @@ MAY_IMPORT = {
     "run_size": ("checks", "config", "envs.make", "memory", "training"),
     "collect": ("algorithm", "envs.base"),
     "evaluation": ("algorithm", "collect", "envs.base", "stats"),
-    "lanes": ("algorithm", "collect", "envs.base", "log", "memory", "packing"),
+    "lanes": (
+        "algorithm", "collect", "envs.base", "log", "memory", "packing", "program_cache",
+    ),
     "run": (
         "algorithm", "checkpoint", "checks", "collect", "config", "envs.base", "evaluation",
         "lanes", "log", "machine", "memory", "progress", "run_folder", "sinks",
