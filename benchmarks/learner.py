@@ -39,9 +39,11 @@ from majepa.config import MajepaConfig, preset
 from majepa.envs import make_env
 from majepa.imagine import imagine
 from majepa.nn.layers import cast
+from majepa.nn.transformer import apart
 from majepa.packing import packed
 from majepa.policy.condense import condense_actor, condense_critic
 from majepa.policy.ppo import freeze, replay_targets
+from majepa.program_cache import COMPILER_OPTIONS
 from majepa.replay import Sequence, sample
 from majepa.run_folder import newest_checkpoint, read_config
 from majepa.training import load_run, make_algorithm
@@ -168,7 +170,8 @@ def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
         one = packed(one)
         learner = jax.tree.map(lambda leaf: jnp.stack([leaf] * seeds), learner)
     started = time.perf_counter()
-    call = jax.jit(one, donate_argnums=0).lower(learner, keys[0], wanted).compile()
+    call = jax.jit(one, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
+    call = call.lower(learner, keys[0], wanted).compile()
     compiling = time.perf_counter() - started
     for key in keys[:3]:
         learner, _ = call(learner, key, wanted)
@@ -189,7 +192,8 @@ def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
 
 
 def contexts(subject: Subject, views: int) -> dict[int, int]:
-    """How often so many records, in whole chunks, are needed before the learning ones."""
+    """How often so many records, in whole chunks, are needed before the learning ones; latents are
+    drawn from there on, and caches rebuilt from a chunk that is twice as long."""
     config, replay = subject.algorithm.config, subject.learner.replay
     chunk = chunk_size(config.context)
 
@@ -257,7 +261,7 @@ def phases(subject: Subject, view: Sequence) -> Iterator[tuple[str, Callable, tu
     config, params = algorithm.config, learner.params
     context, key = config.context, jax.random.key(6)
     dtype = jnp.dtype(config.precision)
-    local, joint = jax.jit(lambda params: cast(params, dtype))(params[:2])
+    local, joint = jax.jit(lambda params: apart(cast(params, dtype)))(params[:2])
     tokens = tokens_of(view, view.record.latent)
     record = jax.tree.map(lambda leaf: leaf[:, context:], view.record)
     suffix = tokens.between(context, None)

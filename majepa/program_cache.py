@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-"""For programs that learn, on GPUs: products are those of the library. To try kernels of the
-compiler's own against them takes longer than all the rest of compiling."""
-
+"""Of programs that learn, for GPUs; CPUs do not mind. Products are those of the library: to try
+kernels of the compiler's own against them takes longer than all the rest of compiling."""
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
 

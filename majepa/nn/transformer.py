@@ -318,7 +318,7 @@ class AgentAttention(eqx.Module):
         """Agents see those present and themselves, so that nobody sees nothing.
 
         Several teams make one sequence, in which nobody sees another team: matrix units take one
-        such sequence as fast as one team.
+        such sequence as fast as one team. What is not a number in one spoils all of them.
         """
         shape, agents = x.shape, x.shape[-2]
         rows = agents * teams_together(x.size // (agents * x.shape[-1]), agents)
@@ -474,7 +474,7 @@ def _may_see(query: Int[Array, " Q"], place: Int[Array, " S"], window: int) -> B
 def _scores(
     query: Float[Array, "*b T H K"], key: Float[Array, "*b S H K"]
 ) -> Float32[Array, "*b H T S"]:
-    """In float32, of products in the precision of what is multiplied; so are gradients."""
+    """In float32. Gradients are multiplied in the precision of query and key, as these are."""
     return jnp.einsum("...thk,...shk->...hts", query, key, preferred_element_type=jnp.float32)
 
 

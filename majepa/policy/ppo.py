@@ -156,6 +156,8 @@ def actor_loss(
 
 
 def judged(frozen: Frozen, replay: ReplayTargets) -> Judged:
+    """Both batches as one."""
+
     def teams(x: Shaped[Array, "H B R *n"], y: Shaped[Array, "B T *n"]) -> Shaped[Array, "M *n"]:
         return jnp.concatenate([x.reshape(-1, *x.shape[3:]), y.reshape(-1, *y.shape[2:])])
 
@@ -171,13 +173,13 @@ def judged(frozen: Frozen, replay: ReplayTargets) -> Judged:
 
 
 def critic_loss(
-    critic: Critic, judged: Judged, config: MajepaConfig
+    critic: Critic, states: Judged, config: MajepaConfig
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
     """Two-hot losses on imagined returns and, with a coefficient, on replayed ones."""
     critic = cast(critic, jnp.dtype(config.precision))
-    logits = critic(judged.s, judged.present, judged.alive)
-    loss = TwoHot(config.bins).loss(logits, judged.returns)
-    imagined, real = (weighted_mean(loss, each) for each in (judged.imagined, judged.replayed))
+    logits = critic(states.s, states.present, states.alive)
+    loss = TwoHot(config.bins).loss(logits, states.returns)
+    imagined, real = (weighted_mean(loss, each) for each in (states.imagined, states.replayed))
     return imagined + config.policy.replay_value * real, (imagined, real)
 
 

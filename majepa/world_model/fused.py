@@ -48,10 +48,12 @@ from ..nn.layers import Linear, RMSNorm, Tree, spread
 from ..nn.layers import product as matrix_product
 from ..nn.stream import layers_of
 from ..nn.transformer import History, numbers_of, rotate, turns
-from .condense import Basis
+from .condense import Basis, Condensed
 from .local import Dynamics, Posterior
 from .recurrence import Known, Passed
 from .tokens import Tokens
+
+WIDEST, LARGEST = 512, 128
 
 
 class _Reader(NamedTuple):
@@ -225,7 +227,9 @@ def _read(
         scale = scale_of(reader.norm, exact(x, here, slice(None)))
         found = scale * found + reader.bias[columns][None]
         out[here, columns] = found.astype(out.dtype)
-        own = part(divide(number, width // some)[1], some)
+        # Columns of the Gram matrix follow those of the first layer, which need no square.
+        own = jnp.maximum(number - (size - 2 * width) // some, 0)
+        own = part(divide(own, width // some)[1], some)
         y = scale * exact(x, here, own) * exact(reader.norm.gain, own)[None]
         squares[number, here] = jnp.sum(found * y, axis=1)
 
@@ -293,7 +297,7 @@ def _draw(
         score = jnp.log(mixed) + noise[divide(now, chunk)[1], here, columns]
         index = jax.lax.broadcasted_iota(jnp.int32, (ROWS, classes), 1)
         is_best = score == jnp.max(score, axis=1, keepdims=True)
-        best = jnp.min(jnp.where(is_best, index, classes), axis=1)
+        best = jnp.min(jnp.where(is_best, index, classes - 1), axis=1)
         latent[here, now + 1, number] = best.astype(latent.dtype)
 
     return launch(
@@ -502,7 +506,11 @@ def _pull_token(
 
 
 def suits(dynamics: Dynamics, posterior: Posterior) -> bool:
-    """Whether there are kernels for these sizes."""
+    """Whether there are kernels that draw latents, of condensed states of these sizes."""
+    return isinstance(dynamics.state, Condensed) and _suit_all(dynamics, posterior)
+
+
+def _suit_all(dynamics: Dynamics, posterior: Posterior) -> bool:
     width, window = dynamics.transformer.norm.gain.shape[0], dynamics.transformer.window
     head = width // numbers_of(dynamics.transformer.layers)[1]
     hidden = posterior.mlp.norms[0].gain.shape[0]
@@ -513,9 +521,14 @@ def suits(dynamics: Dynamics, posterior: Posterior) -> bool:
         and suit(width, hidden, least=64)
         and suit(head, least=32)
         and suit(window, posterior.classes, posterior.latents)
+        # What a program holds of a matrix must fit into its processor.
+        and width <= WIDEST
+        and hidden <= 2 * WIDEST
+        and max(window, posterior.classes, head) <= LARGEST
     )
 
 
 def suits_back(dynamics: Dynamics, posterior: Posterior, passed: Passed) -> bool:
     """Whether there are kernels for the way back, for these many records, too."""
-    return suits(dynamics, posterior) and suit(passed.y.shape[2])
+    length = passed.y.shape[2]
+    return _suit_all(dynamics, posterior) and suit(length) and length <= LARGEST

@@ -15,6 +15,8 @@ it suits, and is taken there.
 from __future__ import annotations
 
 import functools
+import os
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -34,10 +36,12 @@ from ..nn.stream import (
     steps_of,
 )
 from ..nn.transformer import History, Trace
-from .condense import Basis, Condensed
+from .condense import Basis
 from .local import Dynamics, Posterior
 from .tokens import Tokens, enter
 
+SWITCH = "MAJEPA_KERNELS"
+"""A variable of the environment: with 0, GPUs use what XLA makes of the plain recurrence."""
 LONGEST_CHUNK = 32
 """Records whose noise is drawn at once; latents are drawn from the beginning of a chunk on."""
 
@@ -60,13 +64,16 @@ def sample_latents(
 
     The first one continues from the latent that its token names; the others from each other.
     """
-    given = (dynamics, posterior, seen, tokens, past, key, jnp.asarray(begin))
-    if not _has_kernels(dynamics, posterior):
-        return _sample_latents(*given)
-    from . import fused
-
-    kernels = functools.partial(fused.sample_latents, size=chunk_size(tokens.a_before.shape[1]))
-    return jax.lax.platform_dependent(*given, cuda=kernels, default=_sample_latents)
+    given = (dynamics, posterior, seen, tokens, past, key)
+    fused = _kernels(dynamics)
+    if fused is None or not fused.suits(dynamics, posterior):
+        return _sample_latents(*given, begin)
+    size = chunk_size(tokens.a_before.shape[1])
+    return jax.lax.platform_dependent(
+        *given,
+        cuda=functools.partial(fused.sample_latents, begin=jnp.asarray(begin), size=size),
+        default=functools.partial(_sample_latents, begin=begin),
+    )
 
 
 def _sample_latents(
@@ -76,7 +83,7 @@ def _sample_latents(
     tokens: Tokens,
     past: History,
     key: Key[Array, ""],
-    begin: Int[Array, ""],
+    begin: Int[Array, ""] | int,
 ) -> Int[Array, "B T N S"]:
     """On any machine, and for states that are condensed or not."""
     batch, length, agents = tokens.a_before.shape
@@ -120,23 +127,26 @@ def _sample_latents(
     return jax.lax.fori_loop(first, length // size, chunk, carry)[2]
 
 
-def _has_kernels(dynamics: Dynamics, posterior: Posterior) -> bool:
-    """Whether a GPU has kernels for the latents of this model; see `fused`."""
-    if not isinstance(dynamics.state, Condensed) or dynamics.token.weight.dtype != jnp.bfloat16:
-        return False
+def _kernels(dynamics: Dynamics) -> ModuleType | None:
+    """Kernels that GPUs may take the recurrence with; see `fused`, which says for what sizes."""
+    if dynamics.token.weight.dtype != jnp.bfloat16 or os.environ.get(SWITCH) == "0":
+        return None
+    device = jax.devices()[0]
+    if device.platform == "gpu" and not _has_room(getattr(device, "compute_capability", "")):
+        return None
     # Not before they may be wanted: what kernels are written in takes a while to load.
-    from . import fused
+    try:
+        from . import fused
+    except ImportError:
+        return None
+    return fused
 
-    return fused.suits(dynamics, posterior)
 
-
-def _has_kernels_back(dynamics: Dynamics, posterior: Posterior, passed: Passed) -> bool:
-    """Whether a GPU has kernels for the way back, too."""
-    if dynamics.token.weight.dtype != jnp.bfloat16:
-        return False
-    from . import fused
-
-    return fused.suits_back(dynamics, posterior, passed)
+def _has_room(capability: str) -> bool:
+    """Whether a processor of such a card can hold what a kernel works on: 9.0 and 10 were made for
+    data centres."""
+    major = capability.split(".", maxsplit=1)[0]
+    return major in ("9", "10")
 
 
 class Followed(NamedTuple):
@@ -247,14 +257,11 @@ def _gradients_of_latents(
     thin = basis.thin(posterior.mlp.linears[0].weight)[: basis.gram.shape[0]]
     wide = basis.widen(passed.y)
     known = Known(jax.vjp(head, passed.y)[1](given)[0], thin, wide, *basis.scale(wide))
-    if not _has_kernels_back(dynamics, posterior, passed):
-        return _back_through(dynamics, posterior, passed, is_first, known)
-    from . import fused
-
-    return jax.lax.platform_dependent(
-        dynamics, posterior, passed, is_first, known,
-        cuda=fused.back_through, default=_back_through,
-    )  # fmt: skip
+    given = (dynamics, posterior, passed, is_first, known)
+    fused = _kernels(dynamics)
+    if fused is None or not fused.suits_back(dynamics, posterior, passed):
+        return _back_through(*given)
+    return jax.lax.platform_dependent(*given, cuda=fused.back_through, default=_back_through)
 
 
 def _back_through(

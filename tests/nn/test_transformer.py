@@ -15,6 +15,7 @@ from majepa.nn.transformer import (
     Block,
     History,
     TemporalTransformer,
+    apart,
     drop,
     rotate,
     teams_together,
@@ -389,6 +390,32 @@ class TestBranches:
         expected = np.zeros((self.STEPS, LENGTH), bool)
         expected[1:, 6] = True
         np.testing.assert_array_equal(changed, expected)
+
+
+class TestApart:
+    """Layers that are held apart are the layers of the stack."""
+
+    def test_of_time(self):
+        model, x = temporal(LOCAL), jnp.asarray(normals(2, 3, 6, WIDTH))
+        episode, past = jnp.zeros((2, 6), jnp.int32), model.empty(2, 3)
+        self.compare(model, lambda model: model(x, episode, past)[0])
+        for one, other in zip(past, apart(model).empty(2, 3), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    def test_of_agents(self):
+        x, present = jnp.asarray(normals(4, 4, WIDTH)), jnp.ones((4, 4), bool)
+        self.compare(among_agents(), lambda model: model(x, present))
+
+    def compare(self, model, run):
+        def total(split):
+            return lambda model: jnp.sum(run(split(model)) ** 2)
+
+        (value, gradient), (expected, expected_gradient) = (
+            jit(jax.value_and_grad(total(split)))(model) for split in (apart, lambda model: model)
+        )
+        close(value, expected)
+        for one, other in zip(*map(jax.tree.leaves, (gradient, expected_gradient)), strict=True):
+            close(one, other)
 
 
 class TestAgents:

@@ -81,17 +81,39 @@ class TestLatents:
         np.testing.assert_array_equal(found, expected)
         assert len(np.unique(found)) == SMALL.classes
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("hidden", [64, 256])
+    def test_of_other_proportions(self, key, hidden):
+        """Hidden layers narrower and wider than what they read, and a head of several tiles."""
+        config = dataclasses.replace(SMALL, width=128, heads=1, hidden=hidden)
+        found, expected = both(given_to(config, 2, 2, 6, seed=4), key)
+        np.testing.assert_array_equal(found, expected)
+
+    @pytest.mark.slow
     def test_from_a_later_chunk_on(self, key):
         """33 records are three chunks of 11; nothing is drawn for the first one."""
         found, expected = both(given_to(SMALL, 1, 2, 33, seed=1), key, begin=13)
         np.testing.assert_array_equal(found, expected)
         assert not found[:, :11].any() and found[:, 11:].any()
 
+    def test_other_machines_keep_to_the_plain_recurrence(self, key, monkeypatch):
+        """Though there are kernels for what they are given; so do GPUs that are told to."""
+        given = in_half(*given_to(SMALL, 2, 2, 4))
+        draw = functools.partial(one_by_one, recurrence.sample_latents)
+        expected = jit(functools.partial(one_by_one, recurrence._sample_latents))(*given, key)
+        np.testing.assert_array_equal(jit(draw)(*given, key), expected)
+        assert "triton" in lower(draw, *given, key)
+        monkeypatch.setenv(recurrence.SWITCH, "0")
+        again = functools.partial(one_by_one, recurrence.sample_latents)
+        assert "triton" not in lower(again, *given, key)
+
+    @pytest.mark.slow
     def test_in_half_precision(self, key):
         given = in_half(*given_to(SMALL, 2, 2, 8))
         found, expected = both(given, key)
         assert np.mean(found == expected) > 0.95
 
+    @pytest.mark.slow
     def test_of_packed_runs(self, key):
         runs = [given_to(SMALL, 2, 2, 4, seed=seed) for seed in (2, 3)]
         keys = jax.random.split(key, 2)
@@ -108,7 +130,7 @@ def gradients(back_through, local, seen, tokens, past, sent):
     sent = recurrence.Followed(h.astype(followed.h.dtype), q, followed.history)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrence, "_back_through", back_through)
-        patch.setattr(recurrence, "_has_kernels_back", lambda *_: False)
+        patch.setenv(recurrence.SWITCH, "0")
         return recurrence._gradients_of_latents(
             dynamics, posterior, seen, passed, tokens.is_first, sent
         )
@@ -142,6 +164,7 @@ class TestGradients:
         assert not expected[:, -1].any() and np.all(np.any(expected[:, :-1], axis=(0, 2, 3, 4)))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
+    @pytest.mark.slow
     def test_in_half_precision(self):
         given, sent = in_half(*given_to(SMALL, 1, 2, 16)), sent_to(SMALL, 1, 2, 16)
         found, expected = ways_back(given, sent)
@@ -149,6 +172,7 @@ class TestGradients:
         off, plain_off = (np.linalg.norm(some - exact) for some in (found, expected))
         assert off < 1.5 * plain_off < 0.1 * np.linalg.norm(exact)
 
+    @pytest.mark.slow
     def test_of_packed_runs(self):
         runs = [given_to(SMALL, 1, 2, 16, seed=seed) for seed in (2, 3)]
         sent = sent_to(SMALL, 1, 2, 16)
@@ -183,12 +207,12 @@ class TestLowering:
             lambda leaf: jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype), given
         )
 
-    @pytest.mark.parametrize("runs", [1, 2])
+    @pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
     def test_latents_at_full_size(self, runs):
         draw = jax.vmap(functools.partial(one_by_one, recurrence.sample_latents))
         assert lower(draw, *self.given(runs)).count("xla.gpu.triton") == self.KERNELS + 1
 
-    @pytest.mark.parametrize("runs", [1, 2])
+    @pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
     def test_gradients_at_full_size(self, runs):
         def loss(local, seen, tokens, past):
             found = recurrence.follow_latents(local.dynamics, local.posterior, seen, tokens, past)
@@ -202,14 +226,16 @@ def test_they_are_for_half_precision_and_fitting_sizes():
     def has(config, convert=in_half):
         local = jax.eval_shape(lambda: convert(*given_to(config, 1, 1, 2)))[0]
         thin = jax.eval_shape(lambda local: condense_local(local, Basis(local.dynamics)), local)
-        assert not recurrence._has_kernels(local.dynamics, local.posterior), "not condensed"
-        return recurrence._has_kernels(thin.dynamics, thin.posterior)
+        assert not fused.suits(local.dynamics, local.posterior), "not condensed"
+        return fused.suits(thin.dynamics, thin.posterior)
 
     assert has(SMALL) and has(LocalConfig())
     assert not has(SMALL, lambda *given: given)
     assert not has(DEBUG.local)
     assert not has(dataclasses.replace(SMALL, hidden=96))
     assert not has(dataclasses.replace(SMALL, classes=10))
+    for change in ({"width": 1024}, {"hidden": 2048}, {"classes": 256}, {"heads": 32}):
+        assert not has(dataclasses.replace(LocalConfig(), **change)), change
 
 
 @pytest.mark.parametrize(("length", "expected"), [(16, True), (14, False)])
@@ -220,4 +246,12 @@ def test_the_way_back_is_for_fitting_lengths(length, expected):
         lambda local, *rest: recurrence._all_at_once(local.dynamics, local.posterior, *rest)[1],
         *given,
     )
-    assert recurrence._has_kernels_back(local.dynamics, local.posterior, passed) == expected
+    assert fused.suits_back(local.dynamics, local.posterior, passed) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [("9.0", True), ("10.0", True), ("7.5", False), ("8.0", False), ("12.0", False), ("", False)],
+)
+def test_cards_that_kernels_fit_on(capability, expected):
+    assert recurrence._has_room(capability) == expected

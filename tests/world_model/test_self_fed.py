@@ -235,7 +235,7 @@ def jacobian(world, given):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "_step", counted)
             patch.setattr(module, "_Given", Numbered)
-            return jit(jax.jacfwd(functools.partial(losses, chunk=chunk)))(nudges)
+            return jit(jax.jacrev(functools.partial(losses, chunk=chunk)))(nudges)
 
     return found
 
