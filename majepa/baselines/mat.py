@@ -22,12 +22,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from ..algorithm import Cadence, Decision, Experience, Metrics, agent_keys
 from ..config import MatConfig
 from ..envs.base import EnvSpec, TimeStep
+from ..nn.attention import attention_weights
 from ..nn.dists import log_prob_of, masked_log_probs, sample_index
 from ..nn.layers import Linear, product
 from ..nn.means import masked_mean
 from ..nn.optim import apply_update
 from ..nn.recurrent import LayerNorm, orthogonal_linear
-from ..nn.transformer import attention_weights
 from ..policy.returns import ValueNorm
 from ..policy.rollout import (
     Decided,

@@ -25,8 +25,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int, Shaped
 
+from .attention import FAR_BELOW, Turn
 from .layers import Linear, RMSNorm
-from .transformer import FAR_BELOW, Block, Turn
+from .transformer import Block
 
 ROWS = 16
 """Rows that a program takes of a matrix product."""

@@ -17,20 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from .attention import FAR_BELOW, Turn, exact, rotate, turns
 from .layers import Linear, RMSNorm, product
-from .transformer import (
-    FAR_BELOW,
-    Block,
-    DropoutKeys,
-    History,
-    TemporalTransformer,
-    Trace,
-    Turn,
-    blocks_of,
-    exact,
-    rotate,
-    turns,
-)
+from .transformer import Block, DropoutKeys, History, TemporalTransformer, Trace, blocks_of
 
 
 class Layers(NamedTuple):
@@ -84,7 +73,7 @@ def advance(
         seen = jnp.where(mask, scores * query.shape[-1] ** -0.5, FAR_BELOW)
         weight = jax.nn.softmax(seen, axis=2)
         mixed = _mean(weight, _part(values, t, window))
-        x = block.finish(x, mixed.astype(x.dtype), DropoutKeys())
+        x = block.finish(x, mixed.reshape(x.shape).astype(x.dtype), DropoutKeys())
         all_keys.append(keys)
         all_values.append(values)
     return layers.norm(x), Stream(tuple(all_keys), tuple(all_values), stream.episode)

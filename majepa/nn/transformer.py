@@ -10,21 +10,39 @@ these roots at once; they share the keys and values of the sequence and own thos
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, DTypeLike, Float, Float32, Int, Key
+from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
 
+from .attention import (
+    Limb,
+    Past,
+    Twigs,
+    attention_weights,
+    drop,
+    kept,
+    mix,
+    mix_branches,
+    rotate,
+    turns,
+)
+from .gpu import may_take_kernels
 from .layers import ALIGNED, Linear, RMSNorm, Tree
 
-FAR_BELOW = -1e9
-"""Score of what may not be seen; finite, so that no gradient is NaN."""
 LONGEST_ROW = 64
 """Agents of several teams that attention takes for one sequence."""
+
+
+class DropoutKeys(NamedTuple):
+    """One key for each place where a block drops something."""
+
+    weights: Key[Array, "*l"] | None = None
+    attended: Key[Array, "*l"] | None = None
+    fed: Key[Array, "*l"] | None = None
 
 
 class Block(eqx.Module):
@@ -50,24 +68,39 @@ class Block(eqx.Module):
         self.heads = heads
         self.dropout = dropout
 
+    def projected(self, x: Float[Array, "*b D"]) -> Float[Array, "*b Q"]:
+        """Queries, then keys, then values, of one head after another."""
+        return _project(self, x) if self._may_take_kernels(x) else _plain_project(self, x)
+
     def project(self, x: Float[Array, "*b D"]) -> tuple[Array, Array, Array]:
         """Queries, keys and values, `[*b, heads, D / heads]` each."""
-        parts = jnp.split(self.query_key_value(self.norm_attention(x)), 3, axis=-1)
-        query, key, value = (part.reshape(*x.shape[:-1], self.heads, -1) for part in parts)
+        return self.apart(self.projected(x))
+
+    def apart(self, qkv: Float[Array, "*b Q"]) -> tuple[Array, Array, Array]:
+        parts = jnp.split(qkv, 3, axis=-1)
+        query, key, value = (part.reshape(*qkv.shape[:-1], self.heads, -1) for part in parts)
         return query, key, value
 
     def finish(
-        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b H K"], keys: DropoutKeys
+        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
-        """The rest of the block, given what attention mixed for each head."""
-        middle = self.attended(x, mixed, keys)
-        return self.fed(middle, self.widened(middle), keys)
+        """The rest of the block, given what attention mixed."""
+        if keys.fed is None and self._may_take_kernels(x):
+            return _finish(self, x, mixed)
+        return _plain_finish(self, x, mixed, keys)
+
+    def _may_take_kernels(self, x: Float[Array, "*b D"]) -> bool:
+        if not may_take_kernels(x.dtype):
+            return False
+        from .attention_kernels import suits_block
+
+        return suits_block(self)
 
     def attended(
-        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b H K"], keys: DropoutKeys
+        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
         """Between attention and the feed-forward layer."""
-        return x + drop(self.out(mixed.reshape(*x.shape)), self.dropout, keys.attended)
+        return x + self._drop(self.out(mixed), keys.attended)
 
     def widened(self, middle: Float[Array, "*b D"]) -> Float[Array, "*b W"]:
         return self.widen(self.norm_feed(middle))
@@ -75,7 +108,55 @@ class Block(eqx.Module):
     def fed(
         self, middle: Float[Array, "*b D"], wide: Float[Array, "*b W"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
-        return middle + drop(self.narrow(jax.nn.silu(wide)), self.dropout, keys.fed)
+        return middle + self._drop(self.narrow(jax.nn.silu(wide)), keys.fed)
+
+    def _drop(self, x: Array, key: Key[Array, ""] | None) -> Array:
+        return drop(x, self.dropout, kept(key, self.dropout, x.shape))
+
+
+# Parts of a block by the platform. With gradients they are the plain ones: those need what is on
+# the way.
+
+
+@jax.custom_vjp
+def _project(block: Block, x: Array) -> Array:
+    def kernel(block: Block, x: Array) -> Array:
+        from .attention_kernels import project
+
+        flat = x.reshape(-1, x.shape[-1])
+        return project(flat, block.norm_attention, block.query_key_value).reshape(*x.shape[:-1], -1)
+
+    return jax.lax.platform_dependent(block, x, cuda=kernel, default=_plain_project)
+
+
+def _plain_project(block: Block, x: Array) -> Array:
+    return block.query_key_value(block.norm_attention(x))
+
+
+@jax.custom_vjp
+def _finish(block: Block, x: Array, mixed: Array) -> Array:
+
+    def kernel(block: Block, x: Array, mixed: Array) -> Array:
+        from .attention_kernels import finish
+
+        flat = (leaf.reshape(-1, x.shape[-1]) for leaf in (x, mixed))
+        return finish(*flat, block).reshape(x.shape)
+
+    return jax.lax.platform_dependent(block, x, mixed, cuda=kernel, default=_plain_finish)
+
+
+def _plain_finish(block: Block, x: Array, mixed: Array, keys: DropoutKeys | None = None) -> Array:
+    keys = DropoutKeys() if keys is None else keys
+    middle = block.attended(x, mixed, keys)
+    return block.fed(middle, block.widened(middle), keys)
+
+
+def _pull_back(pull_back: Callable, gradient: Array) -> tuple:
+    return pull_back(gradient)
+
+
+_project.defvjp(lambda *given: jax.vjp(_plain_project, *given), _pull_back)
+_finish.defvjp(lambda *given: jax.vjp(_plain_finish, *given), _pull_back)
 
 
 class History(NamedTuple):
@@ -127,17 +208,12 @@ class Trunk(NamedTuple):
     Places after its end, which nobody sees, make their number one that matrix units like.
     """
 
-    keys: Float[Array, "L B N H S K"]
-    """Turned to their places."""
-    values: Float[Array, "L B N H S K"]
+    layers: tuple[Limb, ...]
     episode: Int[Array, "B S"]
 
 
-class Branches(NamedTuple):
-    """Keys, turned, and values of imagined records: `P` places for each of `R` roots."""
-
-    keys: Float[Array, "L B N H R P K"]
-    values: Float[Array, "L B N H R P K"]
+Branches = tuple[Twigs, ...]
+"""What was imagined after each root, layer by layer."""
 
 
 class TemporalTransformer(eqx.Module):
@@ -208,40 +284,51 @@ class TemporalTransformer(eqx.Module):
         seen = jnp.concatenate([past.episode, episode], axis=1)
         place = jnp.arange(seen.shape[1])
         mask = _may_see(place[-length:], place, self.window)[None]
-        mask = (mask & (episode[:, :, None] == seen[:, None, :]))[:, None]
+        mask = mask & (episode[:, :, None] == seen[:, None, :])
         turn = turns(place, past.keys.shape[-1])
         turn_now = jax.tree.map(lambda leaf: leaf[-length:], turn)
 
-        def layer(x: Array, given: tuple) -> tuple[Array, tuple]:
-            block, old_keys, old_values, dropout = given
-            query, key_, value = block.project(x)
+        def layer(x: Array, block: Block, given: tuple) -> tuple[Array, tuple]:
+            old_keys, old_values, dropout = given
+            qkv = block.projected(x)
+            query, key_, value = block.apart(qkv)
             keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
             values = jnp.concatenate([old_values.astype(value.dtype), value], axis=2)
-            turned, turned_keys = rotate(query, turn_now), rotate(keys, turn)
-            weight = attention_weights(turned, turned_keys, mask)
-            weight = drop(weight, block.dropout, dropout.weights)
-            mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values)
-            middle = block.attended(x, mixed, dropout)
-            wide = block.widened(middle)
-            after = block.fed(middle, wide, dropout)
-            kept = (x, turned, turned_keys, values, weight, middle, wide) if keep else ()
-            return after, (keys, values, kept)
+            if keep:
+                turned, turned_keys = rotate(query, turn_now), rotate(keys, turn)
+                weight = attention_weights(turned, turned_keys, mask[:, None])
+                mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values).reshape(x.shape)
+                middle = block.attended(x, mixed, dropout)
+                wide = block.widened(middle)
+                after = block.fed(middle, wide, dropout)
+                return after, (keys, values, (x, turned, turned_keys, values, weight, middle, wide))
+            shape = (*x.shape[:2], block.heads, length, seen.shape[1])
+            mixed = mix(
+                qkv, Past(old_keys, old_values, turn), mask,
+                kept(dropout.weights, block.dropout, shape),
+                heads=block.heads, rate=block.dropout,
+            )  # fmt: skip
+            return block.finish(x, mixed, dropout), (keys, values, ())
 
         given = (past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
-        end, (keys, values, kept) = _through(self.layers, layer, x, given)
-        return self.norm(end), History(keys, values, seen), (end, kept)
+        end, left = _through(self.layers, layer, x, _by_layer(given, past.keys.shape[0]))
+        keys, values, traced = jax.tree.map(lambda *each: jnp.stack(each), *left)
+        return self.norm(end), History(keys, values, seen), (end, traced)
 
     def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
         """The trunk, and room for `steps` imagined records after each of `roots` records."""
         layers, batch, agents, length, heads, size = history.keys.shape
         keys = rotate(history.keys, turns(jnp.arange(length), size))
-        room = jnp.zeros((layers, batch, agents, heads, roots, steps, size), history.keys.dtype)
+        room = jnp.zeros((batch, agents, heads, roots, steps, size), history.keys.dtype)
 
-        def laid_out(leaf: Float[Array, "L B N S H K"]) -> Float[Array, "L B N H P K"]:
-            return _even(leaf.swapaxes(3, 4), 4, 0)
+        def laid_out(leaf: Float[Array, "B N S H K"]) -> Float[Array, "B N H P K"]:
+            return _even(leaf.swapaxes(2, 3), 3, 0)
 
-        trunk = Trunk(laid_out(keys), laid_out(history.values), _even(history.episode, 1, -1))
-        return trunk, Branches(room, room)
+        limbs = tuple(
+            Limb(laid_out(keys[number]), laid_out(history.values[number]))
+            for number in range(layers)
+        )
+        return Trunk(limbs, _even(history.episode, 1, -1)), (Twigs(room, room),) * layers
 
     def branch(
         self,
@@ -254,47 +341,22 @@ class TemporalTransformer(eqx.Module):
     ) -> tuple[Float[Array, "B N R D"], Branches]:
         """One more record for each root: number `step` after place `last` of the trunk."""
         place = jnp.arange(trunk.episode.shape[1])
-        own_place = jnp.arange(branches.keys.shape[5])
+        own_place = jnp.arange(branches[0].keys.shape[4])
         now = last + 1 + step
         shared = _may_see(now, place, self.window) & (place[None, :] <= last[:, None])
         shared = shared[None] & (episode[:, :, None] == trunk.episode[:, None, :])
-        shared = shared[:, None, None]
-        own = _may_see(step[None], own_place, self.window) & (own_place < step)[None]
-        own = own[:, None, None, None]
-        turn = turns(now, trunk.keys.shape[-1])
+        own = _may_see(step[None], own_place, self.window)[0] & (own_place < step)
+        turn = turns(now, branches[0].keys.shape[-1])
 
-        def layer(x: Array, given: tuple) -> tuple[Array, tuple[Array, Array]]:
-            block, keys, values, own_keys, own_values = given
-            query, key_, value = block.project(x)
-            query, key_ = rotate(query, turn), rotate(key_, turn)
-            query, key_, value = (leaf.swapaxes(2, 3) for leaf in (query, key_, value))
-            scale = query.shape[-1] ** -0.5
-            to_shared = jnp.einsum(
-                "bnhrk,bnhsk->bnhrs", query, keys, preferred_element_type=jnp.float32
-            )
-            to_shared = jnp.where(shared, scale * to_shared, FAR_BELOW)
-            # A handful of places for each root: products and sums beat tiny matrices.
-            to_own = jnp.sum(exact(query)[..., None, :] * exact(own_keys), axis=-1)
-            to_own = jnp.where(own, scale * to_own, FAR_BELOW)
-            to_self = scale * jnp.sum(exact(query) * exact(key_), axis=-1, keepdims=True)
-            # One softmax over all three.
-            parts = (to_shared, to_own, to_self)
-            peak = functools.reduce(jnp.maximum, (part.max(-1, keepdims=True) for part in parts))
-            parts = [jnp.exp(part - peak) for part in parts]
-            total = sum(part.sum(-1, keepdims=True) for part in parts)
-            on_shared, on_own, on_self = (part / total for part in parts)
-            mixed = jnp.einsum("bnhrs,bnhsk->bnhrk", on_shared.astype(values.dtype), values)
-            mixed = exact(mixed) + jnp.sum(on_own[..., None] * exact(own_values), axis=-2)
-            mixed = (mixed + on_self * exact(value)).swapaxes(2, 3).astype(x.dtype)
-            return block.finish(x, mixed, DropoutKeys()), (key_, value)
+        def layer(x: Array, block: Block, given: tuple) -> tuple[Array, Twigs]:
+            limb, twigs = given
+            mixed, twigs = mix_branches(block.projected(x), limb, twigs, shared, own, turn, step)
+            return block.finish(x, mixed, DropoutKeys()), twigs
 
-        given = (trunk.keys, trunk.values, branches.keys, branches.values)
-        x, new = _through(self.layers, layer, x, given)
-        room = (
-            jax.lax.dynamic_update_index_in_dim(old, leaf.astype(old.dtype), step, axis=5)
-            for old, leaf in zip(branches, new, strict=True)
+        x, branches = _through(
+            self.layers, layer, x, list(zip(trunk.layers, branches, strict=True))
         )
-        return self.norm(x), Branches(*room)
+        return self.norm(x), tuple(branches)
 
 
 class AgentAttention(eqx.Module):
@@ -323,18 +385,19 @@ class AgentAttention(eqx.Module):
         shape, agents = x.shape, x.shape[-2]
         rows = agents * teams_together(x.size // (agents * x.shape[-1]), agents)
         x, present = x.reshape(-1, rows, x.shape[-1]), present.reshape(-1, 1, rows)
-        team = jnp.arange(rows) // agents
+        team, count = jnp.arange(rows) // agents, numbers_of(self.layers)[0]
         mask = present & (team[:, None] == team[None, :])[None] | jnp.eye(rows, dtype=bool)[None]
 
-        def layer(x: Array, given: tuple[Block, DropoutKeys]) -> tuple[Array, None]:
-            block, dropout = given
-            query, key_, value = block.project(x)
-            weight = attention_weights(query, key_, mask)
-            weight = drop(weight, block.dropout, dropout.weights)
-            mixed = jnp.einsum("...hnm,...mhk->...nhk", weight, value)
-            return block.finish(x, mixed, dropout), None
+        def layer(x: Array, block: Block, dropout: DropoutKeys) -> tuple[Array, None]:
+            keep = kept(dropout.weights, block.dropout, (x.shape[0], block.heads, rows, rows))
+            mixed = mix(
+                block.projected(x)[:, None], None, mask,
+                None if keep is None else keep[:, None],
+                heads=block.heads, rate=block.dropout,
+            )  # fmt: skip
+            return block.finish(x, mixed[:, 0], dropout), None
 
-        given = (_dropout_keys(key, numbers_of(self.layers)[0]),)
+        given = _by_layer(_dropout_keys(key, count), count)
         return _through(self.layers, layer, x, given)[0].reshape(shape)
 
 
@@ -342,57 +405,6 @@ def teams_together(teams: int, agents: int) -> int:
     """How many teams of so many agents share a sequence: a power of two that divides them."""
     most = max(LONGEST_ROW // agents, 1)
     return max(2**k for k in range(most.bit_length()) if teams % 2**k == 0 and 2**k <= most)
-
-
-def attention_weights(
-    query: Float[Array, "*b T H K"], key: Float[Array, "*b S H K"], mask: Bool[Array, "*m T S"]
-) -> Float[Array, "*b H T S"]:
-    """Softmax attention, in float32 until the end."""
-    return _weigh(_scores(query, key), mask, query)
-
-
-class Turn(NamedTuple):
-    """Cosine and sine of the angle by which each pair of features turns at each place."""
-
-    cos: Float[Array, "*t 1 K/2"]
-    sin: Float[Array, "*t 1 K/2"]
-
-
-def turns(place: Int[Array, "*t"], size: int) -> Turn:
-    """Rotary positions: features turn with the place, so that products know distances only."""
-    half = size // 2
-    speed = 10_000.0 ** (-jnp.arange(half) / half)
-    speed = jnp.expand_dims(speed, tuple(range(place.ndim + 1)))
-    angle = place[..., None, None].astype(jnp.float32) * speed
-    return Turn(jnp.cos(angle), jnp.sin(angle))
-
-
-def rotate(x: Float[Array, "*b H K"], turn: Turn) -> Float[Array, "*b H K"]:
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    missing = tuple(range(x.ndim - turn.cos.ndim))
-    cos, sin = jnp.expand_dims(turn.cos, missing), jnp.expand_dims(turn.sin, missing)
-    turned = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
-    return turned.astype(x.dtype)
-
-
-def exact(x: Float[Array, "..."]) -> Float32[Array, "..."]:
-    return x.astype(jnp.float32)
-
-
-def drop(x: Array, rate: float, key: Key[Array, ""] | None) -> Array:
-    """Dropout; without a key nothing is dropped."""
-    if key is None or rate == 0.0:
-        return x
-    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))
-
-
-class DropoutKeys(NamedTuple):
-    """One key for each place where a block drops something."""
-
-    weights: Key[Array, "*l"] | None = None
-    attended: Key[Array, "*l"] | None = None
-    fed: Key[Array, "*l"] | None = None
 
 
 def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> DropoutKeys:
@@ -443,20 +455,26 @@ def _is_stack(node: Any) -> bool:
 
 def _through(
     layers: Block | tuple[Block, ...],
-    layer: Callable[[Array, tuple], tuple[Array, Any]],
+    layer: Callable[[Array, Block, Any], tuple[Array, Any]],
     x: Array,
-    given: tuple,
-) -> tuple[Array, Any]:
-    """All layers in turn; `given` is stacked as they are, and so is what they leave.
+    given: Sequence[Any],
+) -> tuple[Array, list[Any]]:
+    """All layers in turn, each with what it is given; and what each of them leaves.
 
     A loop would copy what each layer is given and leaves.
     """
     left = []
-    for number, block in enumerate(blocks_of(layers)):
-        own = jax.tree.map(lambda leaf, number=number: leaf[number], given)
-        x, leaves = layer(x, (block, *own))
+    for block, own in zip(blocks_of(layers), given, strict=True):
+        x, leaves = layer(x, block, own)
         left.append(leaves)
-    return x, jax.tree.map(lambda *each: jnp.stack(each), *left)
+    return x, left
+
+
+def _by_layer(stacked: Any, layers: int) -> list[Any]:
+    """What is stacked on the first axis of every leaf, layer by layer."""
+    return [
+        jax.tree.map(lambda leaf, number=number: leaf[number], stacked) for number in range(layers)
+    ]
 
 
 def _even(x: Array, axis: int, value: int) -> Array:
@@ -468,34 +486,3 @@ def _even(x: Array, axis: int, value: int) -> Array:
 def _may_see(query: Int[Array, " Q"], place: Int[Array, " S"], window: int) -> Bool[Array, "Q S"]:
     distance = query[:, None] - place[None, :]
     return (distance >= 0) & (distance < window)
-
-
-@jax.custom_vjp
-def _scores(
-    query: Float[Array, "*b T H K"], key: Float[Array, "*b S H K"]
-) -> Float32[Array, "*b H T S"]:
-    """In float32. Gradients are multiplied in the precision of query and key, as these are."""
-    return jnp.einsum("...thk,...shk->...hts", query, key, preferred_element_type=jnp.float32)
-
-
-def _scores_forward(query: Array, key: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _scores(query, key), (query, key)
-
-
-def _scores_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    query, key = kept
-    gradient = gradient.astype(query.dtype)
-    return (
-        jnp.einsum("...hts,...shk->...thk", gradient, key),
-        jnp.einsum("...hts,...thk->...shk", gradient, query),
-    )
-
-
-_scores.defvjp(_scores_forward, _scores_backward)
-
-
-def _weigh(scores: Array, mask: Array, query: Array) -> Array:
-    """Attention weights `[*b H T S]` from scores and a mask `[*b T S]`."""
-    scaled = scores * query.shape[-1] ** -0.5
-    seen = jnp.where(mask[..., None, :, :], scaled, FAR_BELOW)
-    return jax.nn.softmax(seen, axis=-1).astype(query.dtype)

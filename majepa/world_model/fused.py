@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
+from ..nn.attention import rotate, turns
 from ..nn.kernels import (
     ROWS,
     TILES,
@@ -47,7 +48,7 @@ from ..nn.kernels import (
 from ..nn.layers import Linear, RMSNorm, Tree, spread
 from ..nn.layers import product as matrix_product
 from ..nn.stream import layers_of
-from ..nn.transformer import History, numbers_of, rotate, turns
+from ..nn.transformer import History, numbers_of
 from .condense import Basis, Condensed
 from .local import Dynamics, Posterior
 from .recurrence import Known, Passed

@@ -74,6 +74,9 @@ class AheadHead(eqx.Module):
         Predictions are a map W of hidden activations x and a bias. Products with the target need
         the target under W alone, lengths need W's Gram matrix: no prediction is ever made.
         """
+        batch = u.shape[:-1]
+        # Matrices, lest XLA lays out more axes as no product wants them.
+        u, tail, target = (leaf.reshape(-1, leaf.shape[-1]) for leaf in (u, tail, target))
         x, exact = self._alternatives(u, tail), jnp.float32
         weight, bias = self.mlp.linears[1].weight, self.mlp.linears[1].bias.astype(exact)
         dot = functools.partial(jnp.einsum, preferred_element_type=exact)
@@ -82,12 +85,14 @@ class AheadHead(eqx.Module):
         under = dot("...e,ie->...i", target.astype(weight.dtype), weight)
         product = jnp.sum(x.astype(exact) * under[..., None, :], axis=-1)
         product += dot("...e,e->...", target.astype(exact), bias)[..., None]
-        turned = dot("...i,ij->...j", x, gram.astype(x.dtype)) + 2 * spread(lean, x.ndim)
+        flat = x.reshape(-1, x.shape[-1])
+        turned = dot("...i,ij->...j", flat, gram.astype(x.dtype)).reshape(x.shape)
+        turned += 2 * spread(lean, x.ndim)
         square = jnp.sum(x.astype(exact) * turned, axis=-1) + dot("e,e->", bias, bias)
         # Rounding may take the square of a short prediction below zero.
         square = jnp.maximum(square, 0)
         length = jnp.sum(target.astype(exact) ** 2, axis=-1)[..., None]
-        return product / jnp.sqrt(square * length + 1e-16)
+        return (product / jnp.sqrt(square * length + 1e-16)).reshape(*batch, -1)
 
     def _input(self, u: Array, tail: Array) -> Array:
         actions = jax.nn.one_hot(tail, self.num_actions, dtype=u.dtype)

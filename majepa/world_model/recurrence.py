@@ -15,7 +15,6 @@ it suits, and is taken there.
 from __future__ import annotations
 
 import functools
-import os
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..nn.dists import sample_by
+from ..nn.gpu import may_take_kernels
 from ..nn.layers import product
 from ..nn.stream import (
     advance,
@@ -40,8 +40,6 @@ from .condense import Basis
 from .local import Dynamics, Posterior
 from .tokens import Tokens, enter
 
-SWITCH = "MAJEPA_KERNELS"
-"""A variable of the environment: with 0, GPUs use what XLA makes of the plain recurrence."""
 LONGEST_CHUNK = 32
 """Records whose noise is drawn at once; latents are drawn from the beginning of a chunk on."""
 
@@ -129,24 +127,11 @@ def _sample_latents(
 
 def _kernels(dynamics: Dynamics) -> ModuleType | None:
     """Kernels that GPUs may take the recurrence with; see `fused`, which says for what sizes."""
-    if dynamics.token.weight.dtype != jnp.bfloat16 or os.environ.get(SWITCH) == "0":
+    if not may_take_kernels(dynamics.token.weight.dtype):
         return None
-    device = jax.devices()[0]
-    if device.platform == "gpu" and not _has_room(getattr(device, "compute_capability", "")):
-        return None
-    # Not before they may be wanted: what kernels are written in takes a while to load.
-    try:
-        from . import fused
-    except ImportError:
-        return None
+    from . import fused
+
     return fused
-
-
-def _has_room(capability: str) -> bool:
-    """Whether a processor of such a card can hold what a kernel works on: 9.0 and 10 were made for
-    data centres."""
-    major = capability.split(".", maxsplit=1)[0]
-    return major in ("9", "10")
 
 
 class Followed(NamedTuple):

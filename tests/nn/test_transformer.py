@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from drawn import drawn, jit
 
+from majepa.nn.attention import drop, kept, rotate, turns
 from majepa.nn.layers import cast
 from majepa.nn.transformer import (
     AgentAttention,
@@ -16,10 +17,7 @@ from majepa.nn.transformer import (
     History,
     TemporalTransformer,
     apart,
-    drop,
-    rotate,
     teams_together,
-    turns,
 )
 
 BATCH, AGENTS, LENGTH, WIDTH, HEADS = 2, 2, 20, 8, 2
@@ -491,16 +489,16 @@ class TestAgents:
 class TestDropout:
     def test_it_keeps_the_expectation(self, key):
         x = jnp.full((100, 1000), 2.0)
-        dropped = np.asarray(jit(lambda x, key: drop(x, 0.1, key))(x, key))
-        kept = dropped != 0
-        np.testing.assert_allclose(dropped[kept], 2 / 0.9, rtol=1e-6)
-        np.testing.assert_allclose(kept.mean(), 0.9, atol=0.005)
+        dropped = np.asarray(jit(lambda x, key: drop(x, 0.1, kept(key, 0.1, x.shape)))(x, key))
+        left = dropped != 0
+        np.testing.assert_allclose(dropped[left], 2 / 0.9, rtol=1e-6)
+        np.testing.assert_allclose(left.mean(), 0.9, atol=0.005)
         np.testing.assert_allclose(dropped.mean(), 2, atol=0.01)
 
     def test_no_key_or_no_rate_drops_nothing(self, key):
         x = jnp.asarray(normals(3, 4))
-        assert drop(x, 0.5, None) is x
-        assert drop(x, 0.0, key) is x
+        assert drop(x, 0.5, kept(None, 0.5, x.shape)) is x
+        assert drop(x, 0.0, kept(key, 0.0, x.shape)) is x
 
     def test_a_key_switches_it_on_over_time(self):
         model, x, past = temporal(JOINT), records(), empty(JOINT)

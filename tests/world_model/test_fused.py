@@ -10,6 +10,7 @@ import pytest
 from drawn import drawn, jit
 
 from majepa.config import DEBUG, LocalConfig
+from majepa.nn import gpu
 from majepa.nn.layers import cast
 from majepa.nn.transformer import History
 from majepa.world_model import fused, recurrence
@@ -103,7 +104,7 @@ class TestLatents:
         expected = jit(functools.partial(one_by_one, recurrence._sample_latents))(*given, key)
         np.testing.assert_array_equal(jit(draw)(*given, key), expected)
         assert "triton" in lower(draw, *given, key)
-        monkeypatch.setenv(recurrence.SWITCH, "0")
+        monkeypatch.setenv(gpu.SWITCH, "0")
         again = functools.partial(one_by_one, recurrence.sample_latents)
         assert "triton" not in lower(again, *given, key)
 
@@ -130,7 +131,7 @@ def gradients(back_through, local, seen, tokens, past, sent):
     sent = recurrence.Followed(h.astype(followed.h.dtype), q, followed.history)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrence, "_back_through", back_through)
-        patch.setenv(recurrence.SWITCH, "0")
+        patch.setenv(gpu.SWITCH, "0")
         return recurrence._gradients_of_latents(
             dynamics, posterior, seen, passed, tokens.is_first, sent
         )
@@ -255,4 +256,4 @@ def test_the_way_back_is_for_fitting_lengths(length, expected):
     [("9.0", True), ("10.0", True), ("7.5", False), ("8.0", False), ("12.0", False), ("", False)],
 )
 def test_cards_that_kernels_fit_on(capability, expected):
-    assert recurrence._has_room(capability) == expected
+    assert gpu.has_room(capability) == expected

@@ -1,0 +1,466 @@
+"""Kernels for GPUs: attention over short sequences, and what a layer does after it.
+
+XLA makes some ten kernels of either, most of which copy: parts of a projection, keys next to those
+of the past, scores into a layout that a product wants. Here one program takes all records of a
+sequence for one head, from the projection as it lies in memory.
+
+`kernels` has those for single records, and says what sizes can be loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Bool, Float, Int, Int8
+
+from .attention import FAR_BELOW, Limb, Past, Turn, Twigs
+from .kernels import Ref, Slice, add_up, dot, exact, like, part, scale_of, suit, zeros
+from .layers import Linear, RMSNorm
+from .transformer import Block
+
+LONGEST = 128
+"""Records, or agents, whose scores a program can hold."""
+WIDEST = 256
+"""Entries of the rows that a program can take through the end of a layer,"""
+ROWS = 64
+"""and how many rows it takes."""
+WARPS = 4
+
+
+class Sight(NamedTuple):
+    """Who sees whom: of the past, then of the new records."""
+
+    mask: Int8[Array, "M T S"]
+    """Each for as many sequences in a row as there are for one mask."""
+    keep: Int8[Array, "G H T S"] | None = None
+    """What dropout leaves of the weights."""
+
+
+def suits(length: int, before: int, size: int) -> bool:
+    """Whether so many records after so many others, with heads of a size, can be held."""
+    return max(length, before) <= LONGEST and suit(size // 2)
+
+
+def attend(
+    qkv: Float[Array, "G T Q"],
+    past: Past | None,
+    sight: Sight,
+    *,
+    heads: int,
+    rate: float = 0.0,
+    interpret: bool = False,
+) -> Float[Array, "G T D"]:
+    """What attention mixes from a projection; `rate` is that of dropout."""
+
+    def attend_kernel(qkv: Ref, past: Past | None, sight: Sight, out: Ref) -> None:
+        head = _Head(qkv, past, sight, heads, rate)
+        query, groups = head.query(), head.groups()
+        parts = zip(groups, _weights(query, groups, head.scale), strict=True)
+        mixed = [(group.kept(weight, rate), group.values) for group, weight in parts]
+        left = sum(dot(weight, values.left) for weight, values in mixed)
+        right = sum(dot(weight, values.right) for weight, values in mixed)
+        head.put(out, 0, Pair(left, right))
+
+    width = qkv.shape[2] // 3
+    return _launch(
+        attend_kernel, like(qkv, *qkv.shape[:2], width), (qkv.shape[0], heads),
+        qkv, past, sight, name="attend_all", interpret=interpret,
+    )  # fmt: skip
+
+
+def pull_attend(
+    qkv: Float[Array, "G T Q"],
+    past: Past | None,
+    sight: Sight,
+    gradient: Float[Array, "G T D"],
+    *,
+    heads: int,
+    rate: float = 0.0,
+    interpret: bool = False,
+) -> tuple[Float[Array, "G T Q"], tuple[Float[Array, "G W D"], ...]]:
+    """Gradients of the projection, and of the keys and values of the past."""
+
+    def pull_attend_kernel(
+        qkv: Ref, past: Past | None, sight: Sight, gradient: Ref, out: Ref, *out_past: Ref
+    ) -> None:
+        head = _Head(qkv, past, sight, heads, rate)
+        query, groups = head.query(), head.groups()
+        weights = _weights(query, groups, head.scale)
+        given = Pair(*(load(gradient, head.number, cut, head.length) for cut in head.columns(0)))
+        of_weights = [
+            group.kept(dots(given, group.values), rate, of=jnp.float32) for group in groups
+        ]
+        mean = sum(_along(w * g) for w, g in zip(weights, of_weights, strict=True))
+        of_scores = [
+            (weight * (of_weight - mean) * head.scale).astype(qkv.dtype)
+            for weight, of_weight in zip(weights, of_weights, strict=True)
+        ]
+        of_query = Pair(
+            sum(dot(s, group.keys.left) for s, group in zip(of_scores, groups, strict=True)),
+            sum(dot(s, group.keys.right) for s, group in zip(of_scores, groups, strict=True)),
+        )
+        head.put(out, 0, of_query.turned_back(head.angles()))
+        for group, scores, weight in zip(groups, of_scores, weights, strict=True):
+            of_keys = Pair(*(dot(scores.T, half) for half in query))
+            kept = group.kept(weight, rate)
+            of_values = Pair(*(dot(kept.T, half) for half in given))
+            if group.is_past:
+                head.put(out_past[0], 0, of_keys.turned_back(group.angles), rows=head.before)
+                head.put(out_past[1], 0, of_values, rows=head.before)
+            else:
+                head.put(out, 1, of_keys.turned_back(group.angles))
+                head.put(out, 2, of_values)
+
+    outs = (like(qkv),) if past is None else (like(qkv), like(past.keys), like(past.values))
+    of_qkv, *of_past = _launch(
+        pull_attend_kernel, outs, (qkv.shape[0], heads),
+        qkv, past, sight, gradient, name="pull_attend_all", interpret=interpret,
+    )  # fmt: skip
+    return of_qkv, tuple(of_past)
+
+
+class Pair(NamedTuple):
+    """The halves of a head's entries, which turn together."""
+
+    left: Float[Array, "T P"]
+    right: Float[Array, "T P"]
+
+    def turned(self, angles: tuple[Array, Array] | None) -> Pair:
+        if angles is None:
+            return self
+        (left, right), (cos, sin) = (half.astype(jnp.float32) for half in self), angles
+        dtype = self.left.dtype
+        return Pair(
+            (left * cos - right * sin).astype(dtype), (left * sin + right * cos).astype(dtype)
+        )
+
+    def turned_back(self, angles: tuple[Array, Array] | None) -> Pair:
+        return self if angles is None else self.turned((angles[0], -angles[1]))
+
+
+class _Group(NamedTuple):
+    """Places that records look at, within a kernel."""
+
+    keys: Pair
+    values: Pair
+    seen: Bool[Array, "T S"]
+    keep: Bool[Array, "T S"] | None
+    angles: tuple[Array, Array] | None
+    is_past: bool
+
+    def kept(self, weight: Array, rate: float, of: Any = None) -> Array:
+        """After dropout, in a type: that of the values unless it is said."""
+        dtype = self.values.left.dtype if of is None else of
+        weight = weight.astype(dtype)
+        if self.keep is None:
+            return weight
+        left = weight.astype(jnp.float32) / (1.0 - rate)
+        return jnp.where(self.keep, left, 0.0).astype(dtype)
+
+
+class _Head:
+    """One head of one sequence, within a kernel."""
+
+    def __init__(self, qkv: Ref, past: Past | None, sight: Sight, heads: int, rate: float) -> None:
+        self.number, self.head = pl.program_id(0), pl.program_id(1)
+        self.length, self.width = qkv.shape[1], qkv.shape[2] // 3
+        self.before = 0 if past is None else past.keys.shape[1]
+        self.size = self.width // heads
+        self.scale = self.size**-0.5
+        self.qkv, self.past, self.sight = qkv, past, sight
+        self.sequences = qkv.shape[0] // sight.mask.shape[0]
+
+    def columns(self, kind: int) -> tuple[Slice, Slice]:
+        """Of the halves of queries, keys or values."""
+        first, half = kind * self.width + self.head * self.size, self.size // 2
+        return pl.ds(first, half), pl.ds(first + half, half)
+
+    def angles(self, first: int | None = None, rows: int = 0) -> tuple[Array, Array] | None:
+        """Of the new records, unless others are named."""
+        if self.past is None:
+            return None
+        first, rows = (self.before, self.length) if first is None else (first, rows)
+        cos, sin = (
+            triton.load(
+                leaf.at[span(first, rows), :],
+                mask=inside(rows, leaf.shape[1]),
+                other=0,
+            )
+            for leaf in self.past.turn
+        )
+        return cos, sin
+
+    def query(self) -> Pair:
+        return self._new(0).turned(self.angles())
+
+    def groups(self) -> list[_Group]:
+        groups = []
+        if self.past is not None:
+            angles = self.angles(0, self.before)
+            keys, values = (
+                Pair(*(load(ref, self.number, cut, self.before) for cut in self.columns(0)))
+                for ref in (self.past.keys, self.past.values)
+            )
+            flags = self._flags(0, self.before)
+            groups.append(_Group(keys.turned(angles), values, *flags, angles, True))
+        keys, angles = self._new(1), self.angles()
+        flags = self._flags(self.before, self.length)
+        return [*groups, _Group(keys.turned(angles), self._new(2), *flags, angles, False)]
+
+    def put(self, ref: Ref, kind: int, value: Pair, rows: int | None = None) -> None:
+        rows = self.length if rows is None else rows
+        for half, cut in zip(value, self.columns(kind), strict=True):
+            at = ref.at[self.number, span(0, rows), cut]
+            triton.store(at, half.astype(ref.dtype), mask=inside(rows, half.shape[1]))
+
+    def _new(self, kind: int) -> Pair:
+        cuts = self.columns(kind)
+        return Pair(*(load(self.qkv, self.number, cut, self.length) for cut in cuts))
+
+    def _flags(self, first: int, places: int) -> tuple[Array, Array | None]:
+        """Who sees some of the places, and which weights dropout leaves."""
+        block = (span(0, self.length), span(first, places))
+        valid = inside(self.length, size_of(places)) & inside(places, size_of(self.length)).T
+        mask, keep = self.sight
+        at = jax.lax.div(self.number, jnp.asarray(self.sequences, self.number.dtype))
+        seen = triton.load(mask.at[(at, *block)], mask=valid, other=0) != 0
+        if keep is None:
+            return seen, None
+        kept = triton.load(keep.at[(self.number, self.head, *block)], mask=valid, other=0)
+        return seen, kept != 0
+
+
+def mix_branches(
+    qkv: Float[Array, "B N R Q"],
+    limb: Limb,
+    twigs: Twigs,
+    shared: Bool[Array, "B R S"],
+    own: Bool[Array, " P"],
+    turn: Turn,
+    step: Int[Array, ""],
+    *,
+    interpret: bool = False,
+) -> tuple[Float[Array, "B N R D"], Twigs]:
+    """As `attention.mix_branches`; the twigs grow in place."""
+    batch, agents, roots, _ = qkv.shape
+    heads, places, size = limb.keys.shape[2:]
+    width, half, steps = heads * size, size // 2, twigs.keys.shape[4]
+
+    def flat(leaf: Array) -> Array:
+        return leaf.reshape(-1, *leaf.shape[2:])
+
+    def mix_branches_kernel(
+        old_keys: Ref, old_values: Ref, qkv: Ref, limb: Limb, shared: Ref, own: Ref, turn: Turn,
+        step: Ref, keys: Ref, values: Ref, out: Ref,
+    ) -> None:  # fmt: skip
+        row, head = pl.program_id(0), pl.program_id(1)
+        halves = (pl.ds(0, half), pl.ds(half, half))
+        there, now = inside(roots, half), step[0]
+        cos, sin = (triton.load(leaf.at[span(0, roots), :], mask=there, other=0) for leaf in turn)
+
+        def new(kind: int) -> Pair:
+            first = kind * width + head * size
+            cuts = (pl.ds(first, half), pl.ds(first + half, half))
+            return Pair(*(load(qkv, row, cut, roots) for cut in cuts))
+
+        def of_limb(ref: Ref) -> Pair:
+            at = [ref.at[row, head, span(0, places), cut] for cut in halves]
+            return Pair(*(triton.load(cut, mask=inside(places, half), other=0) for cut in at))
+
+        def of_twig(ref: Ref, number: int | Array) -> list[Ref]:
+            number = number + 0 * row
+            return [ref.at[row, head, span(0, roots), number, cut] for cut in halves]
+
+        query, key, value = new(0).turned((cos, sin)), new(1).turned((cos, sin)), new(2)
+        for ref, pair in ((keys, key), (values, value)):
+            for at, part_of_it in zip(of_twig(ref, now), pair, strict=True):
+                triton.store(at, part_of_it.astype(ref.dtype), mask=there)
+
+        def on(pair: Pair) -> Float[Array, "R 1"]:
+            products = zip(query, pair, strict=True)
+            return size**-0.5 * sum(_along(as_exact(x) * as_exact(y)) for x, y in products)
+
+        grown = [
+            Pair(*(triton.load(at, mask=there, other=0) for at in of_twig(old_keys, number)))
+            for number in range(steps)
+        ]
+        valid = inside(roots, size_of(places)) & inside(places, size_of(roots)).T
+        at = jax.lax.div(row, jnp.asarray(agents, row.dtype))
+        seen = triton.load(shared.at[at, span(0, roots), span(0, places)], mask=valid, other=0)
+        to_shared = size**-0.5 * dots(query, of_limb(limb.keys))
+        to_shared = jnp.where(seen != 0, to_shared, FAR_BELOW)
+        single = [jnp.where(own[n] != 0, on(pair), FAR_BELOW) for n, pair in enumerate(grown)]
+        single = [*single, on(key)]
+        peak = functools.reduce(jnp.maximum, single, to_shared.max(1, keepdims=True))
+        to_shared, single = jnp.exp(to_shared - peak), [jnp.exp(each - peak) for each in single]
+        whole = sum(single, _along(to_shared))
+        weight = (to_shared / whole).astype(qkv.dtype)
+        mixed = [dot(weight, each) for each in of_limb(limb.values)]
+        mixed = [each.astype(qkv.dtype).astype(jnp.float32) for each in mixed]
+        grown = [
+            Pair(*(triton.load(at, mask=there, other=0) for at in of_twig(old_values, number)))
+            for number in range(steps)
+        ]
+        for raised, pair in zip(single, [*grown, value], strict=True):
+            share = raised / whole
+            mixed = [so_far + share * as_exact(x) for so_far, x in zip(mixed, pair, strict=True)]
+        for offset, each in zip((0, half), mixed, strict=True):
+            at = out.at[row, span(0, roots), pl.ds(head * size + offset, half)]
+            triton.store(at, each.astype(out.dtype), mask=there)
+
+    held = tuple(flat(leaf) for leaf in twigs)
+    given = (
+        *held, flat(qkv), Limb(*map(flat, limb)), shared.astype(jnp.int8), own.astype(jnp.int32),
+        Turn(*(leaf[:, 0] for leaf in turn)), step[None],
+    )  # fmt: skip
+    outs = (*map(like, held), like(qkv, batch * agents, roots, width))
+    *grown, mixed = _launch(
+        mix_branches_kernel, outs, (batch * agents, heads), *given,
+        name="mix_branches", interpret=interpret, in_place=2,
+    )  # fmt: skip
+    grown = Twigs(*(leaf.reshape(old.shape) for leaf, old in zip(grown, twigs, strict=True)))
+    return mixed.reshape(batch, agents, roots, width), grown
+
+
+def size_of(rows: int) -> int:
+    """The least number of places that can be loaded at once and holds so many."""
+    return max(16, 2 ** math.ceil(math.log2(rows)))
+
+
+def span(first: int, rows: int) -> Slice:
+    """Places from the first on, as many as are loaded at once: some may be beyond the last."""
+    # A number that is known beforehand would be refused for that.
+    return pl.ds(first + 0 * pl.program_id(0), size_of(rows))
+
+
+def inside(rows: int, columns: int) -> Bool[Array, "R C"]:
+    """Which of the rows that are loaded at once are there."""
+    there = jnp.arange(size_of(rows)) < rows
+    return jnp.broadcast_to(there[:, None], (size_of(rows), columns))
+
+
+def load(ref: Ref, number: Array, columns: Slice, rows: int) -> Array:
+    """All rows of a sequence, then zeros."""
+    at = ref.at[number, span(0, rows), columns]
+    return triton.load(at, mask=inside(rows, columns.size), other=0)
+
+
+def dots(x: Pair, y: Pair) -> Float[Array, "T S"]:
+    return dot(x.left, y.left.T) + dot(x.right, y.right.T)
+
+
+def _weights(query: Pair, groups: Sequence[_Group], scale: float) -> list[Float[Array, "T S"]]:
+    """One softmax over all places."""
+    scores = [jnp.where(group.seen, dots(query, group.keys) * scale, FAR_BELOW) for group in groups]
+    peak = functools.reduce(jnp.maximum, [each.max(1, keepdims=True) for each in scores])
+    raised = [jnp.exp(each - peak) for each in scores]
+    whole = sum(_along(each) for each in raised)
+    return [each / whole for each in raised]
+
+
+def as_exact(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    return x.astype(jnp.float32)
+
+
+def _along(x: Float[Array, "T S"]) -> Float[Array, "T 1"]:
+    return jnp.sum(x, axis=1, keepdims=True)
+
+
+def suits_block(block: Block) -> bool:
+    """Whether programs can hold whole rows of a layer."""
+    size = block.out.bias.shape[-1]
+    return size <= WIDEST and suit(size, block.widen.bias.shape[-1], least=128)
+
+
+def project(
+    x: Float[Array, "R D"], norm: RMSNorm, linear: Linear, *, interpret: bool = False
+) -> Float[Array, "R Q"]:
+    """`linear(norm(x))`."""
+    columns = 128
+
+    def project_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
+        here, cut = part(pl.program_id(0), ROWS), part(pl.program_id(1), columns)
+        normed = _normed(norm, exact(x, here, slice(None))).astype(out.dtype)
+        found = dot(normed, linear.weight[:, cut]) + exact(linear.bias, cut)[None]
+        out[here, cut] = found.astype(out.dtype)
+
+    padded, size = _whole(x), linear.bias.shape[0]
+    rows = padded.shape[0]
+    return _launch(
+        project_kernel, like(padded, rows, size), (rows // ROWS, size // columns),
+        padded, norm, linear, name="project", interpret=interpret,
+    )[: x.shape[0]]  # fmt: skip
+
+
+def finish(
+    x: Float[Array, "R D"], mixed: Float[Array, "R D"], block: Block, *, interpret: bool = False
+) -> Float[Array, "R D"]:
+    """The rest of a layer without dropout, given what attention mixed."""
+    depth = 64
+
+    def finish_kernel(
+        x: Ref, mixed: Ref, out: Linear, norm: RMSNorm, widen: Linear, narrow: Linear, end: Ref
+    ) -> None:
+        here, dtype = part(pl.program_id(0), ROWS), end.dtype
+
+        def tell(cut: Slice, so_far: tuple) -> tuple:
+            return (so_far[0] + dot(mixed[here, cut], out.weight[cut, :]),)
+
+        (told,) = add_up(out.bias.shape[0], depth, tell, (zeros(ROWS, out.bias.shape[0]),))
+        middle = exact(x, here, slice(None)) + told + exact(out.bias, ...)[None]
+        middle = middle.astype(dtype).astype(jnp.float32)
+        normed = _normed(norm, middle).astype(dtype)
+
+        def add(cut: Slice, so_far: tuple) -> tuple:
+            wide = dot(normed, widen.weight[:, cut]) + exact(widen.bias, cut)[None]
+            wide = wide.astype(dtype).astype(jnp.float32)
+            return (so_far[0] + dot(jax.nn.silu(wide).astype(dtype), narrow.weight[cut, :]),)
+
+        size = widen.bias.shape[0]
+        (fed,) = add_up(size, depth, add, (zeros(*middle.shape),))
+        end[here, :] = (middle + fed + exact(narrow.bias, ...)[None]).astype(dtype)
+
+    padded = _whole(x)
+    given = (padded, _whole(mixed), block.out, block.norm_feed, block.widen, block.narrow)
+    return _launch(
+        finish_kernel, like(padded), (padded.shape[0] // ROWS,), *given,
+        name="finish", interpret=interpret, warps=8, stages=2,
+    )[: x.shape[0]]  # fmt: skip
+
+
+def _normed(norm: RMSNorm, x: Float[Array, "R D"]) -> Float[Array, "R D"]:
+    return x * scale_of(norm, x) * exact(norm.gain, ...)[None]
+
+
+def _whole(x: Float[Array, "R D"]) -> Float[Array, "P D"]:
+    """With rows of zeros up to a multiple of what a program takes."""
+    return jnp.pad(x, [(0, -x.shape[0] % ROWS), (0, 0)])
+
+
+def _launch(
+    kernel: Any,
+    out: Any,
+    grid: tuple[int, ...],
+    *given: Any,
+    name: str,
+    interpret: bool,
+    warps: int = WARPS,
+    stages: int = 1,
+    in_place: int = 0,
+) -> Any:
+    return pl.pallas_call(
+        kernel,
+        out_shape=out,
+        grid=grid,
+        input_output_aliases={number: number for number in range(in_place)},
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
+        interpret=interpret,
+        name=name,
+    )(*given)

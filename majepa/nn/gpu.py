@@ -1,0 +1,34 @@
+"""Whether GPUs may take kernels of our own in the place of XLA's.
+
+Where a kernel may be taken, `jax.lax.platform_dependent` chooses between it and the plain version
+when a program is compiled; this is about what is known before.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import DTypeLike
+
+SWITCH = "MAJEPA_KERNELS"
+"""A variable of the environment: with 0, GPUs use what XLA makes of the plain versions."""
+
+
+def may_take_kernels(dtype: DTypeLike) -> bool:
+    """Of numbers of a type. What kernels are written in takes a while to load: not before this."""
+    if dtype != jnp.bfloat16 or os.environ.get(SWITCH) == "0":
+        return False
+    device = jax.devices()[0]
+    if device.platform == "gpu" and not has_room(getattr(device, "compute_capability", "")):
+        return False
+    return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
+
+
+def has_room(capability: str) -> bool:
+    """Whether a processor of such a card can hold what a kernel works on: 9.0 and 10 were made for
+    data centres."""
+    major = capability.split(".", maxsplit=1)[0]
+    return major in ("9", "10")

@@ -1,0 +1,223 @@
+"""Kernels of attention against the plain version, on any machine: their programs interpreted."""
+
+import functools
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from majepa.nn import attention, gpu
+from majepa.nn import attention_kernels as kernels
+from majepa.nn.attention import Limb, Past, Twigs, turns
+from majepa.nn.layers import cast
+from majepa.nn.transformer import Block, TemporalTransformer, _plain_finish, _plain_project
+
+EXACT = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+ERROR = {jnp.float32: 1e-5, jnp.bfloat16: 0.03}
+"""Of numbers of size one; two of the shorter type are 1/256 apart."""
+
+
+class Case(NamedTuple):
+    """Sizes: masks, sequences for each, records, records before, heads, entries of a head."""
+
+    masks: int
+    sequences: int
+    length: int
+    before: int
+    heads: int
+    size: int
+    rate: float = 0.0
+
+
+CASES = [
+    Case(2, 3, 10, 5, 2, 32, 0.1),
+    Case(4, 1, 13, 0, 2, 64),
+    Case(4, 1, 40, 0, 2, 32, 0.3),
+    Case(2, 1, 64, 15, 1, 64, 0.1),
+    Case(1, 2, 1, 7, 2, 32),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def given(case, dtype, seed=0):
+    """What `attention.mix` takes; nobody sees nothing."""
+    masks, sequences, length, before, heads, size, rate = case
+    rng = np.random.default_rng(seed)
+
+    def normals(*shape):
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    qkv = normals(masks, sequences, length, 3 * heads * size)
+    mask = rng.random((masks, length, before + length)) < 0.5
+    mask[:, np.arange(length), before + np.arange(length)] = True
+    keep = rng.random((masks, sequences, heads, length, before + length)) >= rate
+    past = None
+    if before:
+        keys, values = (normals(masks, sequences, before, heads, size) for _ in range(2))
+        past = Past(keys, values, turns(jnp.arange(before + length), size))
+    return qkv, past, jnp.asarray(mask), jnp.asarray(keep) if rate else None
+
+
+def close(one, other, dtype):
+    one, other = (np.asarray(x, np.float32) for x in (one, other))
+    assert one.shape == other.shape
+    np.testing.assert_allclose(one, other, atol=ERROR[dtype] * max(1, np.abs(other).max()), rtol=0)
+
+
+@EXACT
+@cases
+def test_what_is_mixed(case, dtype):
+    qkv, past, mask, keep = given(case, dtype)
+    flat = attention._flat(qkv, past, mask, keep)
+    mixed = kernels.attend(*flat, heads=case.heads, rate=case.rate, interpret=True)
+    plain = attention._plain_mix(case.heads, case.rate, qkv, past, mask, keep)
+    close(mixed.reshape(plain.shape), plain, dtype)
+
+
+@EXACT
+@cases
+def test_gradients_of_projections_and_of_the_past(case, dtype):
+    qkv, past, mask, keep = given(case, dtype)
+    gradient = jnp.asarray(
+        np.random.default_rng(1).normal(size=(*qkv.shape[:3], case.heads * case.size)), dtype
+    )
+    flat = attention._flat(qkv, past, mask, keep)
+    of_qkv, of_past = kernels.pull_attend(
+        *flat, gradient.reshape(*flat[0].shape[:2], -1),
+        heads=case.heads, rate=case.rate, interpret=True,
+    )  # fmt: skip
+
+    def plain(qkv, *past_):
+        after = None if past is None else Past(*past_, past.turn)
+        return attention._plain_mix(case.heads, case.rate, qkv, after, mask, keep)
+
+    inputs = (qkv,) if past is None else (qkv, past.keys, past.values)
+    expected = jax.vjp(plain, *inputs)[1](gradient)
+    for one, other in zip((of_qkv, *of_past), expected, strict=True):
+        close(one.reshape(other.shape), other, dtype)
+
+
+@pytest.mark.parametrize("step", [0, 2, 3])
+@EXACT
+def test_branches(step, dtype):
+    rng = np.random.default_rng(step)
+    batch, agents, roots, heads, size, places, steps = 2, 3, 13, 2, 32, 20, 4
+
+    def normals(*shape):
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    limb = Limb(*(normals(batch, agents, heads, places, size) for _ in range(2)))
+    twigs = Twigs(*(normals(batch, agents, heads, roots, steps, size) for _ in range(2)))
+    given = (
+        normals(batch, agents, roots, 3 * heads * size), limb, twigs,
+        jnp.asarray(rng.random((batch, roots, places)) < 0.5), jnp.arange(steps) < step,
+        turns(jnp.arange(roots) + 3, size), jnp.asarray(step),
+    )  # fmt: skip
+    mixed, grown = kernels.mix_branches(*given, interpret=True)
+    plain, expected = attention._plain_mix_branches(*given)
+    close(mixed, plain, dtype)
+    for one, other in zip(grown, expected, strict=True):
+        close(one, other, dtype)
+
+
+def block(width, dtype=jnp.float32):
+    made = Block(width, 2, 0.1, key=jax.random.key(0))
+    noise = jax.random.split(jax.random.key(1), len(jax.tree.leaves(made)))
+    leaves, structure = jax.tree.flatten(made)
+    moved = [
+        leaf + 0.1 * jax.random.normal(key, leaf.shape)
+        for leaf, key in zip(leaves, noise, strict=True)
+    ]
+    return cast(structure.unflatten(moved), dtype)
+
+
+@EXACT
+@pytest.mark.parametrize("rows", [1, 64, 70])
+def test_the_end_of_a_layer(rows, dtype):
+    layer = block(128, dtype)
+    x, mixed = jax.random.normal(jax.random.key(2), (2, rows, 128), dtype)
+    end = kernels.finish(x, mixed, layer, interpret=True)
+    close(end, _plain_finish(layer, x, mixed), dtype)
+
+
+@EXACT
+@pytest.mark.parametrize("rows", [1, 70])
+def test_the_beginning_of_a_layer(rows, dtype):
+    layer = block(128, dtype)
+    x = jax.random.normal(jax.random.key(2), (rows, 128), dtype)
+    found = kernels.project(x, layer.norm_attention, layer.query_key_value, interpret=True)
+    close(found, _plain_project(layer, x), dtype)
+
+
+def test_several_runs_at_once():
+    case = CASES[0]
+    given_each = [given(case, jnp.float32, seed)[0] for seed in range(3)]
+    _, past, mask, keep = given(case, jnp.float32)
+
+    def run(qkv):
+        flat = attention._flat(qkv, past, mask, keep)
+        return kernels.attend(*flat, heads=case.heads, rate=case.rate, interpret=True)
+
+    together = jax.vmap(run)(jnp.stack(given_each))
+    for one, other in zip(together, given_each, strict=True):
+        close(one, run(other), jnp.float32)
+
+
+def test_gradients_are_those_of_the_plain_version_where_kernels_may_be_taken(monkeypatch):
+    """On a platform without kernels, of numbers that kernels are for."""
+    model = TemporalTransformer(2, 64, 2, 6, dropout=0.1, key=jax.random.key(0))
+    model, past = cast(model, jnp.bfloat16), model.empty(2, 3, jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(1), (2, 3, 8, 64), jnp.bfloat16)
+    episode = jnp.asarray([[0, 0, 0, 1, 1, 1, 1, 1], [0] * 8])
+
+    def loss(model, x, keys, key):
+        y, _ = model(x, episode, past._replace(keys=keys), key=key)
+        return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    def gradients(key):
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(model, x, past.keys + 0.5, key)
+
+    for key in (None, jax.random.key(2)):
+        chosen = gradients(key)
+        with monkeypatch.context() as patch:
+            patch.setenv(gpu.SWITCH, "0")
+            plain = gradients(key)
+        for one, other in zip(jax.tree.leaves(chosen), jax.tree.leaves(plain), strict=True):
+            close(one, other, jnp.bfloat16)
+
+
+def test_a_program_for_gpus_has_kernels(monkeypatch):
+    """Without gradients all of a layer; with them attention and its way back."""
+    model = cast(TemporalTransformer(1, 128, 2, 6, key=jax.random.key(0)), jnp.bfloat16)
+    past = model.empty(2, 3, jnp.bfloat16)
+    x, episode = jnp.zeros((2, 3, 8, 128), jnp.bfloat16), jnp.zeros((2, 8), jnp.int32)
+
+    def run(model, x):
+        return jnp.sum(model(x, episode, past)[0].astype(jnp.float32))
+
+    def names(function):
+        # A function that was traced before would not be traced again.
+        text = str(jax.make_jaxpr(functools.partial(function))(model, x))
+        return set(re.findall(r"\bname=(project|attend_all|pull_attend_all|finish)\b", text))
+
+    assert names(run) == {"project", "attend_all", "finish"}
+    assert names(jax.grad(run, 1)) >= {"attend_all", "pull_attend_all"}
+    monkeypatch.setenv(gpu.SWITCH, "0")
+    assert not names(run)
+
+
+@pytest.mark.parametrize(
+    ("length", "before", "size", "expected"),
+    [(64, 15, 64, True), (40, 0, 64, True), (129, 0, 64, False), (8, 200, 64, False),
+     (8, 4, 24, False), (8, 4, 16, False)],
+)  # fmt: skip
+def test_sizes_that_programs_hold(length, before, size, expected):
+    assert kernels.suits(length, before, size) == expected
+
+
+def test_layers_that_programs_hold():
+    assert kernels.suits_block(block(256)) and kernels.suits_block(block(128))
+    assert not any(kernels.suits_block(block(width)) for width in (48, 64, 512))
