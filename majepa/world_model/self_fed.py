@@ -132,20 +132,15 @@ def endpoint_masks(
 
 
 class _State(NamedTuple):
-    """Where rollouts stand: what was predicted last, and what is remembered."""
+    """Where rollouts stand: what was predicted last, who takes part, and what is remembered."""
 
     h: Float[Array, "R N H"]
-    z: Float[Array, "R N S K"]
+    latent: Int[Array, "R N S"]
     alive: Bool[Array, "R N"]
+    present: Bool[Array, "R N"]
+    episode: Int[Array, " R"]
     local: History
     joint: History
-
-
-class _Given(NamedTuple):
-    """What drives one step."""
-
-    a: Float[Array, "R N A"]
-    noise: Float[Array, "R N S K"]
 
 
 def _roll_out(
@@ -162,90 +157,111 @@ def _roll_out(
 ) -> _Rollout:
     """`H` transitions from each root, as a batch of `R` sequences.
 
-    Gradients end where a chunk begins. So the chunks' beginnings are found first, without
-    gradients, and then all chunks are run at once.
+    No gradient enters the states that the joint model is given, or crosses the start of a chunk.
+    So these states are found first, without gradients; then the joint model takes all at once.
     """
-    size = config.loss.self_fed_chunk
-    chunks = -(-steps // size)
-    actions = _recorded_actions(record, root, chunks * size)
-    z_root = states.latent[root.row, root.time]
-    shape = (chunks * size, *z_root.shape, frozen.posterior.classes)
-    given = _Given(jax.nn.one_hot(actions, record.legal.shape[-1]), jax.random.gumbel(key, shape))
-    by_chunk = jax.tree.map(lambda leaf: leaf.reshape(chunks, size, *leaf.shape[1:]), given)
-    present = record.present[root.row, root.time]
-    episode = tokens.episode[root.row, root.time]
-
-    def run_chunk(state: _State, given: _Given) -> tuple[_State, _State]:
-        def step(state: _State, given: _Given) -> tuple[_State, None]:
-            return _step(frozen, sg(joint), present, episode, state, given)[0], None
-
-        return jax.lax.scan(step, state, given)[0], state
-
-    begin = sg(_State(
+    classes = frozen.posterior.classes
+    a = jax.nn.one_hot(_recorded_actions(record, root, steps), record.legal.shape[-1])
+    begin = _State(
         states.h[root.row, root.time],
-        jax.nn.one_hot(z_root, frozen.posterior.classes),
+        states.latent[root.row, root.time],
         record.alive[root.row, root.time],
+        record.present[root.row, root.time],
+        tokens.episode[root.row, root.time],
         *_histories(joint, states, record, tokens, past, root),
-    ))  # fmt: skip
-    last, starts = jax.lax.scan(run_chunk, begin, jax.tree.map(lambda leaf: leaf[:-1], by_chunk))
-    starts = jax.tree.map(lambda one, other: jnp.append(one, other[None], axis=0), starts, last)
-
-    present, episode = (jnp.concatenate([leaf] * chunks) for leaf in (present, episode))
-
-    def step(state: _State, given: _Given) -> tuple[_State, _Rollout]:
-        return _step(frozen, joint, present, episode, state, given)
-
-    together = jax.tree.map(lambda leaf: _merge(leaf.swapaxes(0, 1), 1), by_chunk)
-    _, rollout = jax.lax.scan(step, _as_one_batch(sg(starts)), together)
-    return jax.tree.map(lambda leaf: _in_order(leaf, chunks)[:steps], rollout)
+    )
+    noise = jax.random.gumbel(key, (steps, *begin.latent.shape, classes))
+    before = _find_states(frozen, sg(joint), sg(begin), a[:-1], noise[:-1])
+    outcome, h, q = _predict(frozen, joint, before, a, config.loss.self_fed_chunk)
+    last = sample_by(q[-1], noise[-1])
+    z = jax.nn.one_hot(jnp.append(before.latent[1:], last[None], axis=0), classes)
+    legal = frozen.legal(feature(sg(h), z)).astype(jnp.float32)
+    return _Rollout(outcome, q, legal)
 
 
-def _step(
+def _find_states(
     frozen: LocalModel,
     joint: JointModel,
-    present: Bool[Array, "R N"],
+    begin: _State,
+    a: Float[Array, "H R N A"],
+    noise: Float[Array, "H R N S K"],
+) -> _State:
+    """The states before and after each step, on a first axis."""
+
+    def step(state: _State, given: tuple[Array, Array]) -> tuple[_State, _State]:
+        a, noise = given
+        z = jax.nn.one_hot(state.latent, frozen.posterior.classes)
+        u, joint_past = joint(
+            feature(state.h, z)[:, None], a[:, None], state.present[:, None],
+            state.alive[:, None], state.episode[:, None], state.joint,
+        )  # fmt: skip
+        # Of its heads, only those that are read are computed.
+        outcome = joint.read(u[:, 0])
+        h, local_past = _remember(frozen, z, a, state.episode, state.local)
+        after = state._replace(
+            h=h,
+            latent=sample_by(frozen.posterior(h, outcome.e_hat), noise),
+            alive=state.alive & (outcome.alive >= 0),
+            local=local_past,
+            joint=joint_past.last(joint.temporal.window - 1),
+        )
+        return after, state
+
+    last, others = jax.lax.scan(step, begin, (a, noise))
+    return jax.tree.map(lambda some, one: jnp.append(some, one[None], axis=0), others, last)
+
+
+def _predict(
+    frozen: LocalModel, joint: JointModel, before: _State, a: Float[Array, "H R N A"], size: int
+) -> tuple[Outcome, Float[Array, "H R N D"], Float[Array, "H R N S K"]]:
+    """What `H` known states lead to, with gradients: outcomes, the next h and their posteriors.
+
+    Chunks of `size` steps are one batch. The joint model takes all steps of a chunk at once; the
+    local one goes through them, since a latent passes gradients on to the next h.
+    """
+    steps, roots = a.shape[:2]
+    local_past, joint_past = (_at_chunks(history, size) for history in (before.local, before.joint))
+    h, latent, alive, present, episode, a = (_by_chunk(leaf, size) for leaf in (*before[:5], a))
+    z = jax.nn.one_hot(latent, frozen.posterior.classes)
+    u, _ = joint(feature(h, z), a, present, alive, episode, joint_past)
+    outcome = joint.read(u)
+    seen = frozen.posterior.seen(outcome.e_hat)
+    z, all_h, all_q = z[:, 0], [], []
+    for k in range(size):
+        if k > 0:
+            z = straight_through(all_q[-1], latent[:, k])
+        h, local_past = _remember(frozen, z, a[:, k], episode[:, k], local_past)
+        all_h.append(h)
+        all_q.append(frozen.posterior.given(h, seen[:, k]))
+    found = (outcome, jnp.stack(all_h, axis=1), jnp.stack(all_q, axis=1))
+    # Back to the order of time.
+    apart = jax.tree.map(lambda leaf: leaf.reshape(-1, roots, *leaf.shape[1:]), found)
+    return jax.tree.map(lambda leaf: _merge(leaf.swapaxes(1, 2), 0)[:steps], apart)
+
+
+def _remember(
+    frozen: LocalModel,
+    z: Float[Array, "R N S K"],
+    a: Float[Array, "R N A"],
     episode: Int[Array, " R"],
-    state: _State,
-    given: _Given,
-) -> tuple[_State, _Rollout]:
-    """One transition, from states that send no gradient back to what predicted them."""
-    h, z, alive, local_past, joint_past = state
-    s, a = sg(feature(h, z)), given.a
-    u, joint_past = joint(
-        s[:, None], a[:, None], present[:, None], alive[:, None], episode[:, None], joint_past
-    )
-    outcome = joint.read(u[:, 0])
-    token = frozen.dynamics.embed(z.reshape(*z.shape[:-2], -1), a, jnp.zeros(alive.shape, bool))
-    h, local_past = frozen.dynamics.history(token[:, :, None], episode[:, None], local_past)
-    h = h[:, :, 0]
-    q = frozen.posterior(h, outcome.e_hat)
-    z = straight_through(q, sample_by(q, given.noise))
-    legal = frozen.legal(feature(h, z)).astype(jnp.float32)
-    after = _State(
-        h,
-        z,
-        alive & (outcome.alive >= 0),
-        local_past.last(frozen.dynamics.transformer.window - 1),
-        joint_past.last(joint.temporal.window - 1),
-    )
-    return after, _Rollout(outcome, q, legal)
+    past: History,
+) -> tuple[Float[Array, "R N H"], History]:
+    """The next h, and the local history with it."""
+    token = frozen.dynamics.embed(z.reshape(*z.shape[:-2], -1), a, jnp.zeros(a.shape[:2], bool))
+    h, history = frozen.dynamics.history(token[:, :, None], episode[:, None], past)
+    return h[:, :, 0], history.last(frozen.dynamics.transformer.window - 1)
 
 
-def _as_one_batch(states: _State) -> _State:
-    """The states of all chunks, on a first axis, as more rollouts."""
-
-    def history(memory: History) -> History:
-        keys, values = (_merge(leaf.swapaxes(0, 1), 1) for leaf in (memory.keys, memory.values))
-        return History(keys, values, _merge(memory.episode, 0))
-
-    h, z, alive = (_merge(leaf, 0) for leaf in states[:3])
-    return _State(h, z, alive, history(states.local), history(states.joint))
+def _by_chunk(x: Shaped[Array, "H R *f"], size: int) -> Shaped[Array, "Q C *f"]:
+    """Chunks of `size` steps each, as more rollouts; the last step fills up the last chunk."""
+    full = jnp.concatenate([x, *[x[-1:]] * (-len(x) % size)])
+    return _merge(full.reshape(-1, size, *x.shape[1:]).swapaxes(1, 2), 0)
 
 
-def _in_order(x: Shaped[Array, "C R *f"], chunks: int) -> Shaped[Array, "H Q *f"]:
-    """Steps of chunks that ran at once, in the order of time."""
-    apart = x.reshape(x.shape[0], chunks, -1, *x.shape[2:])
-    return _merge(apart.swapaxes(0, 1), 0)
+def _at_chunks(history: History, size: int) -> History:
+    """Of the histories of all steps, on a first axis, those of the chunks, as more rollouts."""
+    keys, values = (_merge(leaf[::size].swapaxes(0, 1), 1) for leaf in history[:2])
+    return History(keys, values, _merge(history.episode[::size], 0))
 
 
 def _merge(x: Shaped[Array, "..."], axis: int) -> Shaped[Array, "..."]:

@@ -108,23 +108,40 @@ def _run(local, joint, record, tokens):
 
 def roll_out(frozen, joint, states, record, tokens, past, root, steps, config, key):
     """A self-fed rollout step by step, its carried state made constant where a chunk begins."""
-    size = config.loss.self_fed_chunk
-    padded = -(-steps // size) * size
     z = jax.nn.one_hot(states.latent[root.row, root.time], frozen.posterior.classes)
-    noise = jax.random.gumbel(key, (padded, *z.shape))[:steps]
+    noise = jax.random.gumbel(key, (steps, *z.shape))
     present, episode = record.present[root.row, root.time], tokens.episode[root.row, root.time]
     actions = jax.nn.one_hot(
         self_fed._recorded_actions(record, root, steps), record.legal.shape[-1]
     )
     h, alive = sg(states.h[root.row, root.time]), record.alive[root.row, root.time]
     histories = self_fed._histories(joint, states, record, tokens, past, root)
-    state, steps_taken = self_fed._State(h, z, alive, *histories), []
+    state, steps_taken = (h, z, alive, *histories), []
     for k in range(steps):
-        state = sg(state) if k % size == 0 else state
-        given = self_fed._Given(actions[k], noise[k])
-        state, predicted = self_fed._step(frozen, joint, present, episode, state, given)
+        state = sg(state) if k % config.loss.self_fed_chunk == 0 else state
+        state, predicted = _step(frozen, joint, present, episode, state, actions[k], noise[k])
         steps_taken.append(predicted)
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *steps_taken)
+
+
+def _step(frozen, joint, present, episode, state, a, noise):
+    """One transition, from a state that sends no gradient back to what predicted it."""
+    h, z, alive, local_past, joint_past = state
+    s = sg(feature(h, z))
+    u, joint_past = joint(
+        s[:, None], a[:, None], present[:, None], alive[:, None], episode[:, None], joint_past
+    )
+    outcome = joint.read(u[:, 0])
+    token = frozen.dynamics.embed(z.reshape(*z.shape[:-2], -1), a, jnp.zeros(alive.shape, bool))
+    h, local_past = frozen.dynamics.history(token[:, :, None], episode[:, None], local_past)
+    h = h[:, :, 0]
+    q = frozen.posterior(h, outcome.e_hat)
+    z = straight_through(q, jnp.argmax(q + noise, axis=-1))
+    legal = frozen.legal(feature(h, z)).astype(jnp.float32)
+    alive = alive & (outcome.alive >= 0)
+    local_past = local_past.last(frozen.dynamics.transformer.window - 1)
+    joint_past = joint_past.last(joint.temporal.window - 1)
+    return (h, z, alive, local_past, joint_past), self_fed._Rollout(outcome, q, legal)
 
 
 def similarities(head, u, tail, target):

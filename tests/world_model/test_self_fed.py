@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain
 import pytest
 from drawn import jit
 from episodes import ACTIONS, AGENTS, Slow, altered
@@ -116,8 +117,8 @@ class TestRollout:
             is_first=tokens.is_first & ~after, episode=hold(tokens.episode)
         )  # fmt: skip
         present = hold(given.record.present)
-        shape = (STEPS + 1, BATCH, AGENTS, DEBUG.local.latents, DEBUG.local.classes)
-        for k, noise in enumerate(jax.random.gumbel(KEY, shape)[:STEPS]):
+        shape = (STEPS, BATCH, AGENTS, DEBUG.local.latents, DEBUG.local.classes)
+        for k, noise in enumerate(jax.random.gumbel(KEY, shape)):
             now = time + k
             outcome, q = whole(world.local, world.joint, given, latent, tokens, alive, present)
             outcome: Any = jax.tree.map(lambda leaf, now=now: leaf[:, now], outcome)
@@ -172,24 +173,68 @@ class TestRollout:
         jax.tree.map(np.testing.assert_array_equal, found, rollouts[time])
 
 
-class Numbered(eqx.Module):
-    """What drives a step of each rollout, and the step's number."""
+class Single(NamedTuple):
+    """All that `self_fed` returns, and the gradient of its loss."""
 
-    a: jax.Array
-    noise: jax.Array
-    number: jax.Array
-
-    def __init__(self, a: jax.Array, noise: jax.Array) -> None:
-        number = jnp.broadcast_to(jnp.arange(len(a))[:, None], a.shape[:2])
-        self.a, self.noise, self.number = a, noise, jnp.minimum(number, STEPS - 1)
+    fed: SelfFed
+    gradient: Any
 
 
-_steps: list[jax.Array] = []
-"""Numbers of the steps that are being traced, one of each rollout."""
+def single(chunk: int, steps: int, *, is_plain: bool):
+    """With losses after every step."""
+    loss = altered(
+        DEBUG.loss, self_fed_chunk=chunk, self_fed_horizons=tuple(range(1, steps + 1))
+    )  # fmt: skip
+
+    def compute(joint, local, given):
+        fed = self_fed(
+            local, joint, given.states, given.e_bar, given.record, given.tokens, given.past,
+            altered(DEBUG, loss=loss), KEY,
+        )  # fmt: skip
+        return fed.loss, fed
+
+    @jit
+    def run(local, joint, given) -> Single:
+        with pytest.MonkeyPatch.context() as patch:
+            if is_plain:
+                patch.setattr(module, "_roll_out", plain.roll_out)
+            gradient, fed = jax.grad(compute, has_aux=True)(joint, local, given)
+        return Single(fed, gradient)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("chunk", "steps"),
+    [
+        (2, 3),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1, 3), (2, 4), (2, 5), (3, 2), (3, 5), (5, 5))
+        ),
+    ],
+)
+def test_chunks_at_once_are_single_steps(world, given, chunk, steps):
+    """Values and gradients; whether or not the last chunk is full."""
+    expected, got = (
+        single(chunk, steps, is_plain=is_plain)(world.local, world.joint, given)
+        for is_plain in (True, False)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(b, a, rtol=3e-6, atol=3e-6),
+        expected.fed, got.fed,
+    )  # fmt: skip
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(expected.gradient),
+        jax.tree.leaves(got.gradient),
+        strict=True,
+    ):
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(a).max(), jax.tree_util.keystr(path)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(expected.gradient.temporal))
 
 
 class Nudged(JointModel):
-    """A joint model that adds a number to what it makes in each step of a rollout."""
+    """A joint model that adds numbers to what it makes in each step of each rollout."""
 
     at_token: jax.Array
     at_embedding: jax.Array
@@ -200,42 +245,38 @@ class Nudged(JointModel):
         self.at_token, self.at_embedding = at_token, at_embedding
 
     def mix(self, *args, **kwargs):
-        token = super().mix(*args, **kwargs)
-        return token + self.at_token[_steps[-1]][:, None, None, None] if _steps else token
+        return super().mix(*args, **kwargs) + self.at_token[..., None, None]
 
     def read(self, u):
         outcome = super().read(u)
-        e_hat = outcome.e_hat + self.at_embedding[_steps[-1]][:, None, None]
-        return outcome._replace(e_hat=e_hat)
+        return outcome._replace(e_hat=outcome.e_hat + self.at_embedding[..., None, None])
 
 
 @pytest.fixture(scope="module")
 def jacobian(world, given):
     """Derivatives of each loss after each step, for a number of transitions in a chunk."""
-    take_step, plain = module._step, module._Given
-
-    def counted(*args):
-        *others, given = args
-        _steps.append(given.number)
-        try:
-            return take_step(*others, plain(given.a, given.noise))
-        finally:
-            _steps.pop()
+    predict = module._predict
 
     def losses(nudges, chunk):
         config = altered(DEBUG, loss=altered(DEBUG.loss, self_fed_chunk=chunk))
-        root, joint = roots_at(3), Nudged(world.joint, **nudges)
-        rollout = run(world.local, joint, given, root, config, KEY)
+        root = roots_at(3)
+
+        def nudged(frozen, joint, before, a, size):
+            number = jnp.broadcast_to(jnp.arange(STEPS)[:, None], (STEPS, BATCH))
+            number = module._by_chunk(number, size)
+            each = {name: nudge[number] for name, nudge in nudges.items()}
+            return predict(frozen, Nudged(joint, **each), before, a, size)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_predict", nudged)
+            rollout = run(world.local, world.joint, given, root, config, KEY)
         entries = entries_of(rollout, given, root)
         return {name: jnp.mean(entry, axis=(1, 2)) for name, entry in entries.items()}
 
     @functools.cache
     def found(chunk: int):
         nudges = {"at_token": jnp.zeros(STEPS), "at_embedding": jnp.zeros(STEPS)}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_step", counted)
-            patch.setattr(module, "_Given", Numbered)
-            return jit(jax.jacrev(functools.partial(losses, chunk=chunk)))(nudges)
+        return jit(jax.jacrev(functools.partial(losses, chunk=chunk)))(nudges)
 
     return found
 
