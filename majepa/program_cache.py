@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
 """Of programs that learn, for GPUs; CPUs do not mind. Products are those of the library: to try
-kernels of the compiler's own against them takes longer than all the rest of compiling."""
+kernels of the compiler's own against them takes longer than all the rest of compiling. Nor are
+products joined, for which their factors would be copied next to each other."""
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
 

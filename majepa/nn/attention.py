@@ -191,13 +191,18 @@ def _mix_backward(heads: int, rate: float, given: tuple, gradient: Array) -> tup
         return of_qkv, tuple(of_past)
 
     of_qkv, of_past = jax.lax.platform_dependent(gradient, *given, cuda=kernel, default=plain)
-    return of_qkv, None if of_past is None else Past(*of_past, None), None, None
+    constant: Any = None
+    if of_past is not None:
+        of_past = Past(of_past[0], of_past[1], constant)
+    return of_qkv, of_past, constant, constant
 
 
 _mix.defvjp(_mix_forward, _mix_backward)
 
 
-def _flat(qkv: Array, past: Past | None, mask: Array, keep: Array | None) -> tuple:
+def _flat(
+    qkv: Array, past: Past | None, mask: Array, keep: Array | None
+) -> tuple[Array, Past | None, Any]:
     """As kernels take them: sequences on one axis, features on another."""
     from . import attention_kernels as kernels
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -64,8 +64,8 @@ def attend(
         query, groups = head.query(), head.groups()
         parts = zip(groups, _weights(query, groups, head.scale), strict=True)
         mixed = [(group.kept(weight, rate), group.values) for group, weight in parts]
-        left = sum(dot(weight, values.left) for weight, values in mixed)
-        right = sum(dot(weight, values.right) for weight, values in mixed)
+        left = _add(dot(weight, values.left) for weight, values in mixed)
+        right = _add(dot(weight, values.right) for weight, values in mixed)
         head.put(out, 0, Pair(left, right))
 
     width = qkv.shape[2] // 3
@@ -97,14 +97,14 @@ def pull_attend(
         of_weights = [
             group.kept(dots(given, group.values), rate, of=jnp.float32) for group in groups
         ]
-        mean = sum(_along(w * g) for w, g in zip(weights, of_weights, strict=True))
+        mean = _add(_along(w * g) for w, g in zip(weights, of_weights, strict=True))
         of_scores = [
             (weight * (of_weight - mean) * head.scale).astype(qkv.dtype)
             for weight, of_weight in zip(weights, of_weights, strict=True)
         ]
         of_query = Pair(
-            sum(dot(s, group.keys.left) for s, group in zip(of_scores, groups, strict=True)),
-            sum(dot(s, group.keys.right) for s, group in zip(of_scores, groups, strict=True)),
+            _add(dot(s, group.keys.left) for s, group in zip(of_scores, groups, strict=True)),
+            _add(dot(s, group.keys.right) for s, group in zip(of_scores, groups, strict=True)),
         )
         head.put(out, 0, of_query.turned_back(head.angles()))
         for group, scores, weight in zip(groups, of_scores, weights, strict=True):
@@ -188,11 +188,7 @@ class _Head:
             return None
         first, rows = (self.before, self.length) if first is None else (first, rows)
         cos, sin = (
-            triton.load(
-                leaf.at[span(first, rows), :],
-                mask=inside(rows, leaf.shape[1]),
-                other=0,
-            )
+            held(leaf.at[span(first, rows), :], inside(rows, leaf.shape[1]))
             for leaf in self.past.turn
         )
         return cos, sin
@@ -215,10 +211,10 @@ class _Head:
         return [*groups, _Group(keys.turned(angles), self._new(2), *flags, angles, False)]
 
     def put(self, ref: Ref, kind: int, value: Pair, rows: int | None = None) -> None:
-        rows = self.length if rows is None else rows
+        length = self.length if rows is None else rows
         for half, cut in zip(value, self.columns(kind), strict=True):
-            at = ref.at[self.number, span(0, rows), cut]
-            triton.store(at, half.astype(ref.dtype), mask=inside(rows, half.shape[1]))
+            at: Any = ref.at[self.number, span(0, length), cut]
+            triton.store(at, half.astype(ref.dtype), mask=inside(length, half.shape[1]))
 
     def _new(self, kind: int) -> Pair:
         cuts = self.columns(kind)
@@ -230,10 +226,10 @@ class _Head:
         valid = inside(self.length, size_of(places)) & inside(places, size_of(self.length)).T
         mask, keep = self.sight
         at = jax.lax.div(self.number, jnp.asarray(self.sequences, self.number.dtype))
-        seen = triton.load(mask.at[(at, *block)], mask=valid, other=0) != 0
+        seen = held(mask.at[(at, *block)], valid) != 0
         if keep is None:
             return seen, None
-        kept = triton.load(keep.at[(self.number, self.head, *block)], mask=valid, other=0)
+        kept = held(keep.at[(self.number, self.head, *block)], valid)
         return seen, kept != 0
 
 
@@ -263,7 +259,7 @@ def mix_branches(
         row, head = pl.program_id(0), pl.program_id(1)
         halves = (pl.ds(0, half), pl.ds(half, half))
         there, now = inside(roots, half), step[0]
-        cos, sin = (triton.load(leaf.at[span(0, roots), :], mask=there, other=0) for leaf in turn)
+        cos, sin = (held(leaf.at[span(0, roots), :], there) for leaf in turn)
 
         def new(kind: int) -> Pair:
             first = kind * width + head * size
@@ -272,7 +268,7 @@ def mix_branches(
 
         def of_limb(ref: Ref) -> Pair:
             at = [ref.at[row, head, span(0, places), cut] for cut in halves]
-            return Pair(*(triton.load(cut, mask=inside(places, half), other=0) for cut in at))
+            return Pair(*(held(cut, inside(places, half)) for cut in at))
 
         def of_twig(ref: Ref, number: int | Array) -> list[Ref]:
             number = number + 0 * row
@@ -285,27 +281,26 @@ def mix_branches(
 
         def on(pair: Pair) -> Float[Array, "R 1"]:
             products = zip(query, pair, strict=True)
-            return size**-0.5 * sum(_along(as_exact(x) * as_exact(y)) for x, y in products)
+            return size**-0.5 * _add(_along(as_exact(x) * as_exact(y)) for x, y in products)
 
         grown = [
-            Pair(*(triton.load(at, mask=there, other=0) for at in of_twig(old_keys, number)))
-            for number in range(steps)
+            Pair(*(held(at, there) for at in of_twig(old_keys, number))) for number in range(steps)
         ]
         valid = inside(roots, size_of(places)) & inside(places, size_of(roots)).T
         at = jax.lax.div(row, jnp.asarray(agents, row.dtype))
-        seen = triton.load(shared.at[at, span(0, roots), span(0, places)], mask=valid, other=0)
+        seen = held(shared.at[at, span(0, roots), span(0, places)], valid)
         to_shared = size**-0.5 * dots(query, of_limb(limb.keys))
         to_shared = jnp.where(seen != 0, to_shared, FAR_BELOW)
         single = [jnp.where(own[n] != 0, on(pair), FAR_BELOW) for n, pair in enumerate(grown)]
         single = [*single, on(key)]
         peak = functools.reduce(jnp.maximum, single, to_shared.max(1, keepdims=True))
         to_shared, single = jnp.exp(to_shared - peak), [jnp.exp(each - peak) for each in single]
-        whole = sum(single, _along(to_shared))
+        whole = _add([_along(to_shared), *single])
         weight = (to_shared / whole).astype(qkv.dtype)
         mixed = [dot(weight, each) for each in of_limb(limb.values)]
         mixed = [each.astype(qkv.dtype).astype(jnp.float32) for each in mixed]
         grown = [
-            Pair(*(triton.load(at, mask=there, other=0) for at in of_twig(old_values, number)))
+            Pair(*(held(at, there) for at in of_twig(old_values, number)))
             for number in range(steps)
         ]
         for raised, pair in zip(single, [*grown, value], strict=True):
@@ -315,12 +310,12 @@ def mix_branches(
             at = out.at[row, span(0, roots), pl.ds(head * size + offset, half)]
             triton.store(at, each.astype(out.dtype), mask=there)
 
-    held = tuple(flat(leaf) for leaf in twigs)
+    before = tuple(flat(leaf) for leaf in twigs)
     given = (
-        *held, flat(qkv), Limb(*map(flat, limb)), shared.astype(jnp.int8), own.astype(jnp.int32),
+        *before, flat(qkv), Limb(*map(flat, limb)), shared.astype(jnp.int8), own.astype(jnp.int32),
         Turn(*(leaf[:, 0] for leaf in turn)), step[None],
     )  # fmt: skip
-    outs = (*map(like, held), like(qkv, batch * agents, roots, width))
+    outs = (*map(like, before), like(qkv, batch * agents, roots, width))
     *grown, mixed = _launch(
         mix_branches_kernel, outs, (batch * agents, heads), *given,
         name="mix_branches", interpret=interpret, in_place=2,
@@ -346,10 +341,15 @@ def inside(rows: int, columns: int) -> Bool[Array, "R C"]:
     return jnp.broadcast_to(there[:, None], (size_of(rows), columns))
 
 
+def held(place: Any, there: Bool[Array, "..."]) -> Array:
+    """What lies at a place, zero where nothing is."""
+    return triton.load(place, mask=there, other=0)
+
+
 def load(ref: Ref, number: Array, columns: Slice, rows: int) -> Array:
     """All rows of a sequence, then zeros."""
     at = ref.at[number, span(0, rows), columns]
-    return triton.load(at, mask=inside(rows, columns.size), other=0)
+    return held(at, inside(rows, columns.size))
 
 
 def dots(x: Pair, y: Pair) -> Float[Array, "T S"]:
@@ -361,12 +361,16 @@ def _weights(query: Pair, groups: Sequence[_Group], scale: float) -> list[Float[
     scores = [jnp.where(group.seen, dots(query, group.keys) * scale, FAR_BELOW) for group in groups]
     peak = functools.reduce(jnp.maximum, [each.max(1, keepdims=True) for each in scores])
     raised = [jnp.exp(each - peak) for each in scores]
-    whole = sum(_along(each) for each in raised)
+    whole = _add(_along(each) for each in raised)
     return [each / whole for each in raised]
 
 
 def as_exact(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     return x.astype(jnp.float32)
+
+
+def _add(parts: Iterable[Array]) -> Array:
+    return functools.reduce(jnp.add, parts)
 
 
 def _along(x: Float[Array, "T S"]) -> Float[Array, "T 1"]:

@@ -139,8 +139,8 @@ def _finish(block: Block, x: Array, mixed: Array) -> Array:
     def kernel(block: Block, x: Array, mixed: Array) -> Array:
         from .attention_kernels import finish
 
-        flat = (leaf.reshape(-1, x.shape[-1]) for leaf in (x, mixed))
-        return finish(*flat, block).reshape(x.shape)
+        flat = (-1, x.shape[-1])
+        return finish(x.reshape(flat), mixed.reshape(flat), block).reshape(x.shape)
 
     return jax.lax.platform_dependent(block, x, mixed, cuda=kernel, default=_plain_finish)
 
@@ -353,10 +353,9 @@ class TemporalTransformer(eqx.Module):
             mixed, twigs = mix_branches(block.projected(x), limb, twigs, shared, own, turn, step)
             return block.finish(x, mixed, DropoutKeys()), twigs
 
-        x, branches = _through(
-            self.layers, layer, x, list(zip(trunk.layers, branches, strict=True))
-        )
-        return self.norm(x), tuple(branches)
+        given = list(zip(trunk.layers, branches, strict=True))
+        x, grown = _through(self.layers, layer, x, given)
+        return self.norm(x), tuple(grown)
 
 
 class AgentAttention(eqx.Module):

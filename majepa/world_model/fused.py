@@ -55,6 +55,10 @@ from .recurrence import Known, Passed
 from .tokens import Tokens
 
 WIDEST, LARGEST = 512, 128
+"""Entries of a row of the history Transformer, and records of its window with those that are
+followed back, that programs can hold."""
+TOGETHER = 4
+"""Records in one turn of a loop: what is launched as one starts sooner."""
 
 
 class _Reader(NamedTuple):
@@ -142,7 +146,7 @@ def sample_latents(
             latent = _draw(latent, posterior, hidden, noise, t, interpret=interpret)
             return tuple(streams), latent
 
-        return jax.lax.fori_loop(0, size, step, carry)
+        return jax.lax.fori_loop(0, size, step, carry, unroll=TOGETHER)
 
     # Place t + 1 is for the latents of record t; place 0 for what the first token names.
     chunk_of_first = begin // size
@@ -399,7 +403,7 @@ def back_through(
         tuple(jnp.zeros_like(layer.weight) for layer in attended),
         tuple(jnp.zeros_like(layer.query) for layer in attended),
     )
-    of_z = jax.lax.fori_loop(0, length, step, nothing)[0]
+    of_z = jax.lax.fori_loop(0, length, step, nothing, unroll=TOGETHER)[0]
     of_z = of_z[: batch * agents, 1:].reshape(batch, agents, length, posterior.latents, -1)
     return of_z.swapaxes(1, 2)
 
