@@ -147,8 +147,8 @@ class HostUpdate(Protocol):
         """A learner with every part where it belongs."""
         ...
 
-    def compiled(self, learner: Any, key: Key[Array, ""]) -> jax.stages.Compiled:
-        """What runs on the device, compiled ahead."""
+    def lowered(self, learner: Any, key: Any) -> jax.stages.Lowered:
+        """What runs on the device, traced for arrays or their shapes."""
         ...
 
     def __call__(
@@ -166,6 +166,14 @@ class HostReplayed(Protocol):
 def without_replay(learner: Any) -> Any:
     """What agents act on: a learner less its replay, if it is a tuple that names one."""
     return learner._replace(replay=None) if "replay" in getattr(learner, "_fields", ()) else learner
+
+
+def shapes_on(device: Device, shapes: Any) -> Any:
+    """Shapes of arrays that are bound to a device, for which JAX has programs of their own."""
+    place = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes
+    )
 
 
 def agent_keys(key: Key[Array, ""], num_envs: int, num_agents: int) -> Key[Array, "B N"]:
@@ -195,5 +203,6 @@ __all__ = [
     "Row",
     "agent_key",
     "agent_keys",
+    "shapes_on",
     "without_replay",
 ]

@@ -69,6 +69,14 @@ def evaluate(
     return Evaluation(tally.won, tally.episode_return, tally.length, greedy)
 
 
+def evaluation_program(
+    algorithm: Algorithm, env: Env, state: Any, *, episodes: int
+) -> jax.stages.Lowered:
+    """What `evaluate` runs, traced for a state that may be shapes alone."""
+    key = jax.random.key(EVALUATION_SEED)
+    return _play.lower(algorithm, env, episodes, state, key, jnp.asarray(True))
+
+
 class _Tally(NamedTuple):
     """What the first episode of each environment came to so far."""
 

@@ -7,13 +7,14 @@ random keys, fresh latents come back. In between, views travel to the accelerato
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
 from .agent import Fresh, Learner, Majepa, Views
-from .algorithm import Device, Experience, Metrics, Row, without_replay
+from .algorithm import Device, Experience, Metrics, Row, shapes_on, without_replay
 from .diagnostics import Totals
 from .program_cache import COMPILER_OPTIONS
 from .replay import Replay, insert, num_starts
@@ -40,10 +41,10 @@ class HostReplay:
         replay = jax.device_put(learner.replay, self._host)
         return jax.device_put(without_replay(learner), self.device)._replace(replay=replay)
 
-    def compiled(self, learner: Learner, key: Key[Array, ""]) -> jax.stages.Compiled:
-        """The program of a call, made ahead."""
+    def lowered(self, learner: Learner, key: Any) -> jax.stages.Lowered:
+        """The program of a call, traced for arrays or their shapes."""
         views = self._shapes_of_views(learner.replay, key)
-        return self._learn.lower(without_replay(learner), views, key).compile()
+        return self._learn.lower(without_replay(learner), views, key)
 
     def __call__(
         self, state: Learner, data: Experience, key: Key[Array, ""]
@@ -76,13 +77,9 @@ class HostReplay:
     ) -> tuple[Learner, Fresh, Totals]:
         return self._algorithm.learn(learner, views, key, jnp.asarray(True))
 
-    def _shapes_of_views(self, replay: Replay, key: Key[Array, ""]) -> Views:
+    def _shapes_of_views(self, replay: Replay, key: Any) -> Views:
         """As a call gets them: on the device."""
-        place = jax.sharding.SingleDeviceSharding(self.device)
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-            jax.eval_shape(self._draw, replay, key),
-        )
+        return shapes_on(self.device, jax.eval_shape(self._draw, replay, key))
 
     def _zero(self, learner: Learner, views: Views, key: Key[Array, ""]) -> Totals:
         """What no call adds up to, on the device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -92,21 +92,13 @@ class Lanes:
 
     def need(self) -> Need | None:
         """Compile the program that learns, once for the run, and say what it will take."""
-        together = not self._is_one
-        if self._host_update is not None:
-            with self.clock.measure("compiling", "update"):
-                program = self._host_update.compiled(self._learner, self._key)
-            held = without_replay(self._learner)
-            return need_of(program.memory_analysis(), held, self._stream)
         with self.clock.measure("compiling", "update"):
-            gathered = jax.eval_shape(
-                functools.partial(_collect, self.algorithm, self.env, together=together),
-                without_replay(self._learner), self._stream, self._key,
-            )  # fmt: skip
-            program = _update.lower(
-                self.algorithm, self._learner, gathered.data, self._key, together=together
-            ).compile()
-        return need_of(program.memory_analysis(), self._learner, self._stream)
+            program = _lowered_update(
+                self.algorithm, self.env, self._learner, self._stream, self._key,
+                together=not self._is_one, host_update=self._host_update,
+            ).compile()  # fmt: skip
+        held = without_replay(self._learner) if self.on_host else self._learner
+        return need_of(program.memory_analysis(), held, self._stream)
 
     def advance(self, active: Sequence[int]) -> dict[int, News]:
         """Collect a batch for each run, look at it, and learn from it."""
@@ -162,6 +154,37 @@ def _joined(trees: list[Any]) -> Any:
 def joining(shapes: Any, runs: int) -> int:
     """Bytes that `_joined` takes for so many trees of these shapes beside what they hold."""
     return 0 if runs == 1 else runs * max(map(bytes_of, jax.tree.leaves(shapes)))
+
+
+def lane_programs(
+    algorithm: Algorithm, env: Env, shapes: RunState, runs: int, host_update: HostUpdate | None
+) -> Iterator[jax.stages.Lowered]:
+    """What will advance so many runs, traced for a state of which there are only shapes yet."""
+    held = (shapes.learner, shapes.stream, shapes.key)
+    if runs > 1:
+        held = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype), held
+        )
+    learner, stream, key = held
+    together = runs > 1
+    yield _collect.lower(algorithm, env, without_replay(learner), stream, key, together=together)
+    yield _lowered_update(
+        algorithm, env, learner, stream, key, together=together, host_update=host_update
+    )
+
+
+def _lowered_update(
+    algorithm: Algorithm, env: Env, learner: Any, stream: Any, key: Any, *,
+    together: bool, host_update: HostUpdate | None,
+) -> jax.stages.Lowered:  # fmt: skip
+    """The program that learns, traced for arrays or their shapes."""
+    if host_update is not None:
+        return host_update.lowered(learner, key)
+    gathered = jax.eval_shape(
+        functools.partial(_collect, algorithm, env, together=together),
+        without_replay(learner), stream, key,
+    )  # fmt: skip
+    return _update.lower(algorithm, learner, gathered.data, key, together=together)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="together")

@@ -32,7 +32,7 @@ PART_OF: Mapping[str, str] = {
 def run_size(config: TrainConfig) -> RunSize:
     """Of the run that a config describes. What its learner computes on the way comes on top."""
     env = make_env(config.env)
-    size = state_size(run_shapes(config, make_algorithm(config, env.spec), env))
+    size = state_size(run_shapes(make_algorithm(config, env.spec), env))
     may_leave = isinstance(config.algo, MajepaConfig) and config.algo.replay.place != "device"
     return dataclasses.replace(size, may_leave=may_leave)
 

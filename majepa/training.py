@@ -20,14 +20,23 @@ from jaxtyping import Array, Key
 from rich.console import Console
 
 from . import checkpoint, machine
-from .algorithm import Algorithm, Device, HostReplayed, HostUpdate, without_replay
+from .ahead import Ahead
+from .algorithm import (
+    Algorithm,
+    Device,
+    HostReplayed,
+    HostUpdate,
+    shapes_on,
+    without_replay,
+)
 from .checks import Memory
 from .collect import begin
 from .config import ConfigError, MajepaConfig, MappoConfig, MatConfig, QmixConfig, TrainConfig
 from .envs.base import Env, EnvError, EnvSpec
 from .envs.make import make_env
+from .evaluation import evaluation_program
 from .interrupt import interruptible
-from .lanes import Lanes, RunState, joining
+from .lanes import Lanes, RunState, joining, lane_programs
 from .log import Clock, cut_back
 from .memory import Need, NoRoom, bytes_of, require_room
 from .progress import clock_time
@@ -126,16 +135,17 @@ def _train(
 ) -> list[Result]:
     """The runs of all configs; several share a program."""
     there = machine.device_memory()
-    host_update = _require_room_at_first(configs, algorithm, env, there)
+    shapes = run_shapes(algorithm, env)
+    host_update = _require_room_at_first(configs, algorithm, shapes, there)
     plans = _plans(configs, folders, resume)
     clock = Clock()
     with (
         _claimed(plans, env.spec),
         interruptible(PROMISE) as is_interrupted,
+        Ahead() as ahead,
         contextlib.ExitStack() as opened,
     ):
-        on_host = host_update is not None
-        starts = [_start(plan, algorithm, env, clock, on_host=on_host) for plan in plans]
+        starts = _starts(plans, algorithm, env, shapes, host_update, clock, ahead)
         clock.go_on_from(
             max((start.seconds for start in starts), key=lambda spent: spent["elapsed"])
         )
@@ -147,19 +157,20 @@ def _train(
         states = [start.state for start in starts]
         del starts
         lanes = Lanes(algorithm, env, states, clock, host_update)
-        if on_host:
+        if host_update is not None:
             runs[0].progress.say(ON_HOST)
+        with clock.measure("compiling"):
+            ahead.wait()
         _plan_memory(runs, lanes, there)
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
 
 
 def _require_room_at_first(
-    configs: Sequence[TrainConfig], algorithm: Algorithm, env: Env, there: Memory | None
+    configs: Sequence[TrainConfig], algorithm: Algorithm, shapes: RunState, there: Memory | None
 ) -> HostUpdate | None:
     """Refuse states that cannot fit, before anything is touched; how runs learn that have their
     replay on the host."""
     first, runs = configs[0], len(configs)
-    shapes = run_shapes(first, algorithm, env)
     host_update = _host_update(first, algorithm, runs, bytes_of(shapes), there)
     if host_update is not None:
         shapes = shapes._replace(learner=without_replay(shapes.learner))
@@ -289,16 +300,60 @@ def _host() -> Device:
         ) from error
 
 
-def _start(
-    plan: _Plan, algorithm: Algorithm, env: Env, clock: Clock, *, on_host: bool = False
-) -> _Start:
-    """A run at its newest checkpoint, or at its beginning; `on_host`: with its replay there."""
+def _starts(
+    plans: Sequence[_Plan],
+    algorithm: Algorithm,
+    env: Env,
+    shapes: RunState,
+    host_update: HostUpdate | None,
+    clock: Clock,
+    ahead: Ahead,
+) -> list[_Start]:
+    """Where each run goes on. What they will call is being compiled from here on."""
+    on_host = host_update is not None
+    stored = [_stored(plan, algorithm, env, on_host=on_host) for plan in plans]
+    beginning = _Beginning(algorithm, env, on_host=on_host)
+    with clock.measure("compiling"):
+        begun = ahead.begin(beginning.lowered().compile) if None in stored else None
+        if any(_goes_on(plan, start, algorithm) for plan, start in zip(plans, stored, strict=True)):
+            config = plans[0].config
+            for program in _programs(config, algorithm, env, shapes, len(plans), host_update):
+                ahead.begin(program.compile)
+        if begun is not None:
+            begun.result()
+        return [
+            start or _Start(beginning(plan.config.seed), None, Clock().stored())
+            for plan, start in zip(plans, stored, strict=True)
+        ]
+
+
+def _goes_on(plan: _Plan, start: _Start | None, algorithm: Algorithm) -> bool:
+    return start is None or has_budget(plan.config, algorithm, start.state.transitions)
+
+
+def _programs(
+    config: TrainConfig,
+    algorithm: Algorithm,
+    env: Env,
+    shapes: RunState,
+    runs: int,
+    host_update: HostUpdate | None,
+) -> Iterator[jax.stages.Lowered]:
+    """What so many runs call until their first evaluation, traced one by one."""
+    if host_update is not None:
+        shapes = shapes_on(host_update.device, shapes)
+    yield from lane_programs(algorithm, env, shapes, runs, host_update)
+    schedule = config.evaluation
+    episodes = schedule.episodes if schedule.every < config.steps else schedule.final_episodes
+    yield evaluation_program(algorithm, env, without_replay(shapes.learner), episodes=episodes)
+
+
+def _stored(plan: _Plan, algorithm: Algorithm, env: Env, *, on_host: bool) -> _Start | None:
+    """A run at its newest checkpoint, if it has one; `on_host`: with its replay there."""
     config, folder, _ = plan
     which = newest_checkpoint(folder)
     if which is None:
-        with clock.measure("compiling"):
-            state = _begun(_fresh(config, algorithm, env), on_host)
-        return _Start(state._replace(transitions=0, updates=0), None, Clock().stored())
+        return None
     try:
         with jax.default_device(_host()) if on_host else contextlib.nullcontext():
             state = load_run(folder, config, algorithm, env, which=which)
@@ -319,19 +374,32 @@ def _start(
     return _Start(state, meta["best"] and Score(**meta["best"]), meta["seconds"])
 
 
-def _begun(start: Callable[[], RunState], on_host: bool) -> RunState:
-    """A fresh state; the replay is never on the device if it belongs on the host."""
-    if not on_host:
-        return jax.jit(start)()
+class _Beginning:
+    """How runs begin: one program for all seeds. A replay that belongs on the host is never on the
+    device."""
 
-    def rest() -> RunState:
-        state = start()
+    def __init__(self, algorithm: Algorithm, env: Env, *, on_host: bool) -> None:
+        self._fresh = _fresh(algorithm, env)
+        self._on_host = on_host
+        self._program = jax.jit(self._without_replay if on_host else self._fresh)
+
+    def lowered(self) -> jax.stages.Lowered:
+        return self._program.lower(jax.random.key(0))
+
+    def __call__(self, seed: int) -> RunState:
+        state = self._program(jax.random.key(seed))._replace(transitions=0, updates=0)
+        if not self._on_host:
+            return state
+        with jax.default_device(_host()):
+            replay = jax.jit(self._only_replay)(jax.random.key(seed))
+        return state._replace(learner=state.learner._replace(replay=replay))
+
+    def _without_replay(self, key: Key[Array, ""]) -> RunState:
+        state = self._fresh(key)
         return state._replace(learner=without_replay(state.learner))
 
-    state = jax.jit(rest)()
-    with jax.default_device(_host()):
-        replay = jax.jit(lambda: start().learner.replay)()
-    return state._replace(learner=state.learner._replace(replay=replay))
+    def _only_replay(self, key: Key[Array, ""]) -> Any:
+        return self._fresh(key).learner.replay
 
 
 def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
@@ -364,18 +432,13 @@ def load_run(
     which: Path = CHECKPOINT,
 ) -> RunState:
     """The state of a run as one of its checkpoints holds it."""
-    shapes = run_shapes(config, algorithm, env)
+    shapes = run_shapes(algorithm, env)
     return checkpoint.load(folder / which, shapes._replace(transitions=0, updates=0))
 
 
-def run_shapes(config: TrainConfig, algorithm: Algorithm, env: Env) -> RunState:
+def run_shapes(algorithm: Algorithm, env: Env) -> RunState:
     """The state of a run as shapes and types alone; nothing is computed or allocated."""
-    return jax.eval_shape(_fresh(config, algorithm, env))
-
-
-def named_key(seed: int, name: str) -> Key[Array, ""]:
-    """The random key that a run with this seed uses for one purpose."""
-    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+    return jax.eval_shape(_fresh(algorithm, env), jax.random.key(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -438,22 +501,27 @@ def _failure(
     return error
 
 
-def _fresh(config: TrainConfig, algorithm: Algorithm, env: Env) -> Callable[[], RunState]:
-    """How a run begins, as a function to compile or to take shapes from."""
+def _fresh(algorithm: Algorithm, env: Env) -> Callable[[Key[Array, ""]], RunState]:
+    """How a run begins with the key of its seed, to compile or to take shapes from."""
 
-    def start() -> RunState:
+    def start(key: Key[Array, ""]) -> RunState:
         num_envs = algorithm.cadence.num_envs
-        keys = jax.random.split(named_key(config.seed, "environments"), num_envs)
+        keys = jax.random.split(_named_key(key, "environments"), num_envs)
         state = RunState(
-            algorithm.init(named_key(config.seed, "learner")),
+            algorithm.init(_named_key(key, "learner")),
             begin(algorithm, env, keys),
-            named_key(config.seed, "batches"),
+            _named_key(key, "batches"),
             transitions=0,
             updates=0,
         )
         return jax.tree.map(_settled, state)
 
     return start
+
+
+def _named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
+    """The random key that a run uses for one purpose."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 def _settled(leaf: Any) -> Any:

@@ -1,3 +1,7 @@
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -22,6 +26,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)
+
+
+@pytest.fixture
+def times_compiled(caplog: pytest.LogCaptureFixture) -> Callable[[], Counter[str]]:
+    """How often each program was compiled so far, in whatever thread."""
+    caplog.set_level(logging.DEBUG, logger="jax._src.dispatch")
+
+    def count() -> Counter[str]:
+        found = (re.match(r"Finished XLA compilation of jit\((.*)\)", x) for x in caplog.messages)
+        return Counter(match[1] for match in found if match)
+
+    return count
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -163,7 +163,7 @@ class TestRunMemory:
         monkeypatch.setattr(jax.random, "normal", lambda _key, shape: zeros(shape))
         config = preset(algorithm, "debug")
         env = make_env(config.env)
-        state = jit(_fresh(config, make_algorithm(config, env.spec), env))()
+        state = jit(_fresh(make_algorithm(config, env.spec), env))(jax.random.key(0))
         estimate = run_size(config)
         assert estimate.total == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         assert estimate.may_leave == (algorithm == "majepa")

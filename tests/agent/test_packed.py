@@ -80,7 +80,7 @@ def is_program(value: object) -> bool:
 @pytest.mark.slow
 def test_no_run_copies_its_replay_to_wait_for_another():
     """A loop or a branch that each run decides for itself becomes a choice between all arrays."""
-    state = run_shapes(CONFIGS[0], ALGORITHM, ENV)
+    state = run_shapes(ALGORITHM, ENV)
     gather = functools.partial(collect, ALGORITHM, ENV, rows=1)
     data = jax.eval_shape(gather, state.learner, state.stream, state.key).data
     given = jax.tree.map(

@@ -53,7 +53,8 @@ def algorithm() -> Majepa:
 
 @functools.cache
 def begun() -> RunState:
-    return jit(loop._fresh(CONFIG, algorithm(), ENV))()._replace(transitions=0, updates=0)
+    start = jit(loop._fresh(algorithm(), ENV))
+    return start(jax.random.key(CONFIG.seed))._replace(transitions=0, updates=0)
 
 
 collect_rows = jit(collect, static_argnums=(0, 1), static_argnames="rows")
@@ -315,10 +316,11 @@ def prepared(monkeypatch):
 
     keys = []
     monkeypatch.setattr(host, "evaluate", judge)
+    monkeypatch.setattr(loop, "_programs", lambda *_: ())
     monkeypatch.setattr(lanes, "_collect", noting_keys(collect_rows, rows=1))
     monkeypatch.setattr(lanes, "_update", noting_keys(update))
     monkeypatch.setattr(lanes.Lanes, "need", lambda _: None)
-    monkeypatch.setattr(loop, "_fresh", lambda *_: begun)
+    monkeypatch.setattr(loop, "_fresh", lambda *_: lambda _: begun())
     return keys
 
 

@@ -12,6 +12,7 @@ import majepa
 PACKAGE = Path(majepa.__file__).parent
 
 MAY_IMPORT = {
+    "ahead": (),
     "config": ("envs.make",),
     "algorithm": ("envs.base",),
     "stats": (),

@@ -1,0 +1,37 @@
+"""Programs compiled side by side, ahead of the calls that need them.
+
+Tracing takes turns, for it is Python; the compiler works in threads. JAX keeps what was compiled,
+so that a call with arguments of the same shapes and places finds its program there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+
+class Ahead:
+    """Compiles what it is given while its owner goes on."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(thread_name_prefix="compiler")
+        self._begun: list[Future[Any]] = []
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whoever leaves early, by an error or Ctrl-C, does not wait for what nobody needs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def begin(self, compiling: Callable[[], Any]) -> Future[Any]:
+        """Let a thread do it; what it raises is raised where its end is waited for."""
+        begun = self._pool.submit(compiling)
+        self._begun.append(begun)
+        return begun
+
+    def wait(self) -> None:
+        """Until all that was begun is done."""
+        for begun in self._begun:
+            begun.result()
