@@ -46,7 +46,9 @@ class Linear(eqx.Module):
         deviation = scale * 1.1368 * size_in**-0.5
         draw = jax.random.truncated_normal(key_weight, -2.0, 2.0, (size_in, size_out))
         self.weight = deviation * draw
-        self.bias = bias_scale * jax.random.normal(key_bias, (size_out,))
+        self.bias = jnp.zeros(size_out)
+        if bias_scale != 0:  # Draws take long to compile, even those that nobody looks at.
+            self.bias = bias_scale * jax.random.normal(key_bias, (size_out,))
 
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
         return add_bias(self.bias, product(x, self.weight))

@@ -73,6 +73,17 @@ class TestLinear:
     def test_a_scale_of_zero_begins_at_zero(self, key):
         assert not np.any(jit(lambda key: Linear(4, 3, key=key, scale=0.0))(key).weight)
 
+    def test_a_bias_that_is_zero_is_not_drawn(self, key):
+        def draws(**options):
+            program = jax.make_jaxpr(lambda key: Linear(4, 3, key=key, **options))(key)
+            return str(program).count("erf_inv ")
+
+        assert draws() == 1 and draws(bias_scale=0.1) == 2
+
+    def test_weights_are_the_same_with_and_without_a_bias(self, key):
+        plain, biased = (Linear(4, 3, key=key, bias_scale=scale) for scale in (0.0, 0.1))
+        np.testing.assert_array_equal(plain.weight, biased.weight)
+
     def test_a_bias_may_be_asked_for(self, key):
         linear = jit(lambda key: Linear(2, 4096, key=key, bias_scale=0.1))(key)
         np.testing.assert_allclose(np.std(linear.bias), 0.1, rtol=0.05)
