@@ -73,8 +73,9 @@ def evaluation_program(
     algorithm: Algorithm, env: Env, state: Any, *, episodes: int
 ) -> jax.stages.Lowered:
     """What `evaluate` runs, traced for a state that may be shapes alone."""
-    key = jax.random.key(EVALUATION_SEED)
-    return _play.lower(algorithm, env, episodes, state, key, jnp.asarray(True))
+    # Shapes alone: making an array is a program too, which would wait for those being compiled.
+    key, greedy = jax.eval_shape(lambda: (jax.random.key(EVALUATION_SEED), jnp.asarray(True)))
+    return _play.lower(algorithm, env, episodes, state, key, greedy)
 
 
 class _Tally(NamedTuple):

@@ -21,7 +21,7 @@ from .envs.base import Env
 from .evaluation import EVALUATION_SEED, Evaluation, evaluate
 from .lanes import Lanes, News, RunState
 from .log import Averages, Clock, JsonLines, episode_records, evaluation_metrics
-from .memory import Need
+from .memory import Need, bytes_of
 from .progress import Remaining, make_progress
 from .run_folder import BEST, CHECKPOINT, EVALUATIONS, METRICS
 from .sinks import make_sinks
@@ -107,6 +107,7 @@ class Run:
                 closing.callback(file.close)
 
     def announce(self, state: RunState, resume: bool) -> None:
+        """`state` may be shapes, but for its transitions."""
         spec, config = self.env.spec, self.config
         verb = f"continues at {state.transitions:,} transitions" if resume else "starts"
         self.progress.say(
@@ -281,9 +282,7 @@ class _Since:
 def memory(learner: Any) -> dict[str, int]:
     """Bytes of each part of a learner, those too small to matter together."""
     parts = learner._asdict() if hasattr(learner, "_asdict") else {"learner": learner}
-    sizes = {
-        name: sum(leaf.nbytes for leaf in jax.tree.leaves(part)) for name, part in parts.items()
-    }
+    sizes = {name: bytes_of(part) for name, part in parts.items()}
     large = {name: size for name, size in sizes.items() if size >= 10_000}
     return large | {"other": sum(sizes.values()) - sum(large.values())}
 

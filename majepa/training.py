@@ -142,22 +142,24 @@ def _train(
     with (
         _claimed(plans, env.spec),
         interruptible(PROMISE) as is_interrupted,
-        Ahead() as ahead,
+        Ahead(machine.cores()) as ahead,
         contextlib.ExitStack() as opened,
     ):
-        starts = _starts(plans, algorithm, env, shapes, host_update, clock, ahead)
+        on_host = host_update is not None
+        starts = [_start(plan, algorithm, env, on_host=on_host) for plan in plans]
         clock.go_on_from(
             max((start.seconds for start in starts), key=lambda spent: spent["elapsed"])
         )
         runs = [
             opened.enter_context(run)
-            for run in _open(plans, starts, env, algorithm, clock, console)
+            for run in _open(plans, starts, shapes, env, algorithm, clock, console)
         ]
         clock.on_phase = runs[0].progress.phase
-        states = [start.state for start in starts]
+        with clock.measure("compiling"):
+            states = _states(plans, starts, shapes, env, algorithm, host_update, ahead)
         del starts
         lanes = Lanes(algorithm, env, states, clock, host_update)
-        if host_update is not None:
+        if on_host:
             runs[0].progress.say(ON_HOST)
         with clock.measure("compiling"):
             ahead.wait()
@@ -192,6 +194,7 @@ def _plans(
 def _open(
     plans: Sequence[_Plan],
     starts: Sequence[_Start],
+    shapes: RunState,
     env: Env,
     algorithm: Algorithm,
     clock: Clock,
@@ -200,11 +203,11 @@ def _open(
     """The host side of each run; only the first speaks."""
     for number, (plan, start) in enumerate(zip(plans, starts, strict=True)):
         for name in (METRICS, EVALUATIONS):
-            cut_back(plan.folder / name, start.state.transitions)
+            cut_back(plan.folder / name, start.transitions)
         shown = Console(quiet=True, force_terminal=False) if number else console
         run = Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best)
         yield run
-        run.announce(start.state, plan.resume)
+        run.announce(shapes._replace(transitions=start.transitions), plan.resume)
         if number == 0 and len(plans) > 1:
             seeds = ", ".join(str(plan.config.seed) for plan in plans)
             run.progress.say(f"one program for seeds {seeds}; progress is that of the first")
@@ -265,10 +268,15 @@ def require_possible(config: TrainConfig, algorithm: Algorithm) -> None:
 class _Start(NamedTuple):
     """Where a run goes on."""
 
-    state: RunState
+    state: RunState | None
+    """None if it begins."""
     best: Score | None
     seconds: Mapping[str, float]
     """Spent before, by phase."""
+
+    @property
+    def transitions(self) -> int:
+        return 0 if self.state is None else self.state.transitions
 
 
 def _host_update(
@@ -300,35 +308,27 @@ def _host() -> Device:
         ) from error
 
 
-def _starts(
+def _states(
     plans: Sequence[_Plan],
-    algorithm: Algorithm,
-    env: Env,
+    starts: Sequence[_Start],
     shapes: RunState,
+    env: Env,
+    algorithm: Algorithm,
     host_update: HostUpdate | None,
-    clock: Clock,
     ahead: Ahead,
-) -> list[_Start]:
-    """Where each run goes on. What they will call is being compiled from here on."""
-    on_host = host_update is not None
-    stored = [_stored(plan, algorithm, env, on_host=on_host) for plan in plans]
-    beginning = _Beginning(algorithm, env, on_host=on_host)
-    with clock.measure("compiling"):
-        begun = ahead.begin(beginning.lowered().compile) if None in stored else None
-        if any(_goes_on(plan, start, algorithm) for plan, start in zip(plans, stored, strict=True)):
-            config = plans[0].config
-            for program in _programs(config, algorithm, env, shapes, len(plans), host_update):
-                ahead.begin(program.compile)
-        if begun is not None:
-            begun.result()
-        return [
-            start or _Start(beginning(plan.config.seed), None, Clock().stored())
-            for plan, start in zip(plans, stored, strict=True)
-        ]
-
-
-def _goes_on(plan: _Plan, start: _Start | None, algorithm: Algorithm) -> bool:
-    return start is None or has_budget(plan.config, algorithm, start.state.transitions)
+) -> list[RunState]:
+    """Of runs that go on or begin. What they will call is compiled from here on."""
+    each = list(zip(plans, starts, strict=True))
+    beginning = _Beginning(algorithm, env, on_host=host_update is not None)
+    is_begun = any(start.state is None for start in starts)
+    begun = ahead.begin(beginning.lowered().compile) if is_begun else None
+    if any(has_budget(plan.config, algorithm, start.transitions) for plan, start in each):
+        config = plans[0].config
+        for program in _programs(config, algorithm, env, shapes, len(plans), host_update):
+            ahead.begin(program.compile)
+    if begun is not None:
+        begun.result()
+    return [start.state or beginning(plan.config.seed) for plan, start in each]
 
 
 def _programs(
@@ -348,12 +348,12 @@ def _programs(
     yield evaluation_program(algorithm, env, without_replay(shapes.learner), episodes=episodes)
 
 
-def _stored(plan: _Plan, algorithm: Algorithm, env: Env, *, on_host: bool) -> _Start | None:
-    """A run at its newest checkpoint, if it has one; `on_host`: with its replay there."""
+def _start(plan: _Plan, algorithm: Algorithm, env: Env, *, on_host: bool) -> _Start:
+    """A run at its newest checkpoint, or at its beginning; `on_host`: with its replay there."""
     config, folder, _ = plan
     which = newest_checkpoint(folder)
     if which is None:
-        return None
+        return _Start(None, None, Clock().stored())
     try:
         with jax.default_device(_host()) if on_host else contextlib.nullcontext():
             state = load_run(folder, config, algorithm, env, which=which)

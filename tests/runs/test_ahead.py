@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -23,16 +24,30 @@ SECONDS = 60.0
 """After which a test that hangs fails instead."""
 
 
-def test_programs_are_compiled_at_the_same_time():
-    meeting = threading.Barrier(3)
-    with Ahead() as ahead:
-        for _ in range(3):
+def test_programs_are_compiled_at_the_same_time_where_there_are_cores():
+    meeting = threading.Barrier(4)
+    with Ahead(cores=16) as ahead:
+        for _ in range(4):
             ahead.begin(lambda: meeting.wait(SECONDS))
         ahead.wait()
 
 
+def test_on_few_cores_they_take_turns():
+    turn = threading.Lock()
+
+    def compiling():
+        assert turn.acquire(blocking=False)
+        time.sleep(0.02)
+        turn.release()
+
+    with Ahead(cores=2) as ahead:
+        for _ in range(4):
+            ahead.begin(compiling)
+        ahead.wait()
+
+
 def test_what_a_compiler_raises_is_raised_by_whoever_waits():
-    with Ahead() as ahead, pytest.raises(ZeroDivisionError):
+    with Ahead(cores=2) as ahead, pytest.raises(ZeroDivisionError):
         ahead.begin(lambda: 1)
         failed = ahead.begin(lambda: 1 / 0)
         ahead.begin(lambda: 2)
@@ -44,7 +59,7 @@ def test_ctrl_c_is_heard_while_waiting_and_waits_for_nobody():
     enough = threading.Event()
     ctrl_c = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     try:
-        with pytest.raises(KeyboardInterrupt), Ahead() as ahead:
+        with pytest.raises(KeyboardInterrupt), Ahead(cores=2) as ahead:
             compiling = ahead.begin(lambda: enough.wait(SECONDS))
             ctrl_c.start()
             ahead.wait()
