@@ -320,7 +320,8 @@ def prepared(monkeypatch):
     monkeypatch.setattr(lanes, "_collect", noting_keys(collect_rows, rows=1))
     monkeypatch.setattr(lanes, "_update", noting_keys(update))
     monkeypatch.setattr(lanes.Lanes, "need", lambda _: None)
-    monkeypatch.setattr(loop, "_fresh", lambda *_: lambda _: begun())
+    state = begun()
+    monkeypatch.setattr(loop, "_fresh", lambda *_: lambda _: state)
     return keys
 
 
