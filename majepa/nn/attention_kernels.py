@@ -1,7 +1,7 @@
-"""Kernels for GPUs: attention over short sequences, and what a layer does after it.
+"""Kernels for GPUs: attention over short sequences.
 
-XLA makes some ten kernels of either, most of which copy: parts of a projection, keys next to those
-of the past, scores into a layout that a product wants. Here one program takes all records of a
+XLA makes some ten kernels of it, most of which copy: parts of a projection, keys next to those of
+the past, scores into a layout that a product wants. Here one program takes all records of a
 sequence for one head, from the projection as it lies in memory.
 
 `kernels` has those for single records, and says what sizes can be loaded.
@@ -21,16 +21,10 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, Int8
 
 from .attention import FAR_BELOW, Limb, Past, Turn, Twigs
-from .kernels import Ref, Slice, add_up, dot, exact, like, part, scale_of, suit, zeros
-from .layers import Linear, RMSNorm
-from .transformer import Block
+from .kernels import Ref, Slice, dot, like, suit
 
 LONGEST = 128
 """Records, or agents, whose scores a program can hold."""
-WIDEST = 256
-"""Entries of the rows that a program can take through the end of a layer,"""
-ROWS = 64
-"""and how many rows it takes."""
 WARPS = 4
 
 
@@ -281,7 +275,7 @@ def mix_branches(
 
         def on(pair: Pair) -> Float[Array, "R 1"]:
             products = zip(query, pair, strict=True)
-            return size**-0.5 * _add(_along(as_exact(x) * as_exact(y)) for x, y in products)
+            return size**-0.5 * _add(_along(_exact(x) * _exact(y)) for x, y in products)
 
         grown = [
             Pair(*(held(at, there) for at in of_twig(old_keys, number))) for number in range(steps)
@@ -305,7 +299,7 @@ def mix_branches(
         ]
         for raised, pair in zip(single, [*grown, value], strict=True):
             share = raised / whole
-            mixed = [so_far + share * as_exact(x) for so_far, x in zip(mixed, pair, strict=True)]
+            mixed = [so_far + share * _exact(x) for so_far, x in zip(mixed, pair, strict=True)]
         for offset, each in zip((0, half), mixed, strict=True):
             at = out.at[row, span(0, roots), pl.ds(head * size + offset, half)]
             triton.store(at, each.astype(out.dtype), mask=there)
@@ -365,7 +359,7 @@ def _weights(query: Pair, groups: Sequence[_Group], scale: float) -> list[Float[
     return [each / whole for each in raised]
 
 
-def as_exact(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
+def _exact(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     return x.astype(jnp.float32)
 
 
@@ -377,77 +371,6 @@ def _along(x: Float[Array, "T S"]) -> Float[Array, "T 1"]:
     return jnp.sum(x, axis=1, keepdims=True)
 
 
-def suits_block(block: Block) -> bool:
-    """Whether programs can hold whole rows of a layer."""
-    size = block.out.bias.shape[-1]
-    return size <= WIDEST and suit(size, block.widen.bias.shape[-1], least=128)
-
-
-def project(
-    x: Float[Array, "R D"], norm: RMSNorm, linear: Linear, *, interpret: bool = False
-) -> Float[Array, "R Q"]:
-    """`linear(norm(x))`."""
-    columns = 128
-
-    def project_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
-        here, cut = part(pl.program_id(0), ROWS), part(pl.program_id(1), columns)
-        normed = _normed(norm, exact(x, here, slice(None))).astype(out.dtype)
-        found = dot(normed, linear.weight[:, cut]) + exact(linear.bias, cut)[None]
-        out[here, cut] = found.astype(out.dtype)
-
-    padded, size = _whole(x), linear.bias.shape[0]
-    rows = padded.shape[0]
-    return _launch(
-        project_kernel, like(padded, rows, size), (rows // ROWS, size // columns),
-        padded, norm, linear, name="project", interpret=interpret,
-    )[: x.shape[0]]  # fmt: skip
-
-
-def finish(
-    x: Float[Array, "R D"], mixed: Float[Array, "R D"], block: Block, *, interpret: bool = False
-) -> Float[Array, "R D"]:
-    """The rest of a layer without dropout, given what attention mixed."""
-    depth = 64
-
-    def finish_kernel(
-        x: Ref, mixed: Ref, out: Linear, norm: RMSNorm, widen: Linear, narrow: Linear, end: Ref
-    ) -> None:
-        here, dtype = part(pl.program_id(0), ROWS), end.dtype
-
-        def tell(cut: Slice, so_far: tuple) -> tuple:
-            return (so_far[0] + dot(mixed[here, cut], out.weight[cut, :]),)
-
-        (told,) = add_up(out.bias.shape[0], depth, tell, (zeros(ROWS, out.bias.shape[0]),))
-        middle = exact(x, here, slice(None)) + told + exact(out.bias, ...)[None]
-        middle = middle.astype(dtype).astype(jnp.float32)
-        normed = _normed(norm, middle).astype(dtype)
-
-        def add(cut: Slice, so_far: tuple) -> tuple:
-            wide = dot(normed, widen.weight[:, cut]) + exact(widen.bias, cut)[None]
-            wide = wide.astype(dtype).astype(jnp.float32)
-            return (so_far[0] + dot(jax.nn.silu(wide).astype(dtype), narrow.weight[cut, :]),)
-
-        size = widen.bias.shape[0]
-        (fed,) = add_up(size, depth, add, (zeros(*middle.shape),))
-        end[here, :] = (middle + fed + exact(narrow.bias, ...)[None]).astype(dtype)
-
-    padded = _whole(x)
-    given = (padded, _whole(mixed), block.out, block.norm_feed, block.widen, block.narrow)
-    return _launch(
-        finish_kernel, like(padded), (padded.shape[0] // ROWS,), *given,
-        name="finish", interpret=interpret, warps=8, stages=2,
-    )[: x.shape[0]]  # fmt: skip
-
-
-def _normed(norm: RMSNorm, x: Float[Array, "R D"]) -> Float[Array, "R D"]:
-    return x * scale_of(norm, x) * exact(norm.gain, ...)[None]
-
-
-def _whole(x: Float[Array, "R D"]) -> Float[Array, "P D"]:
-    """With rows of zeros up to a multiple of what a program takes."""
-    return jnp.pad(x, [(0, -x.shape[0] % ROWS), (0, 0)])
-
-
 def _launch(
     kernel: Any,
     out: Any,
@@ -455,8 +378,6 @@ def _launch(
     *given: Any,
     name: str,
     interpret: bool,
-    warps: int = WARPS,
-    stages: int = 1,
     in_place: int = 0,
 ) -> Any:
     return pl.pallas_call(
@@ -464,7 +385,7 @@ def _launch(
         out_shape=out,
         grid=grid,
         input_output_aliases={number: number for number in range(in_place)},
-        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
         interpret=interpret,
         name=name,
     )(*given)

@@ -30,7 +30,6 @@ from .attention import (
     rotate,
     turns,
 )
-from .gpu import may_take_kernels
 from .layers import ALIGNED, Linear, RMSNorm, Tree
 
 LONGEST_ROW = 64
@@ -70,7 +69,7 @@ class Block(eqx.Module):
 
     def projected(self, x: Float[Array, "*b D"]) -> Float[Array, "*b Q"]:
         """Queries, then keys, then values, of one head after another."""
-        return _project(self, x) if self._may_take_kernels(x) else _plain_project(self, x)
+        return self.query_key_value(self.norm_attention(x))
 
     def project(self, x: Float[Array, "*b D"]) -> tuple[Array, Array, Array]:
         """Queries, keys and values, `[*b, heads, D / heads]` each."""
@@ -85,16 +84,8 @@ class Block(eqx.Module):
         self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
         """The rest of the block, given what attention mixed."""
-        if keys.fed is None and self._may_take_kernels(x):
-            return _finish(self, x, mixed)
-        return _plain_finish(self, x, mixed, keys)
-
-    def _may_take_kernels(self, x: Float[Array, "*b D"]) -> bool:
-        if not may_take_kernels(x.dtype):
-            return False
-        from .attention_kernels import suits_block
-
-        return suits_block(self)
+        middle = self.attended(x, mixed, keys)
+        return self.fed(middle, self.widened(middle), keys)
 
     def attended(
         self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
@@ -112,51 +103,6 @@ class Block(eqx.Module):
 
     def _drop(self, x: Array, key: Key[Array, ""] | None) -> Array:
         return drop(x, self.dropout, kept(key, self.dropout, x.shape))
-
-
-# Parts of a block by the platform. With gradients they are the plain ones: those need what is on
-# the way.
-
-
-@jax.custom_vjp
-def _project(block: Block, x: Array) -> Array:
-    def kernel(block: Block, x: Array) -> Array:
-        from .attention_kernels import project
-
-        flat = x.reshape(-1, x.shape[-1])
-        return project(flat, block.norm_attention, block.query_key_value).reshape(*x.shape[:-1], -1)
-
-    return jax.lax.platform_dependent(block, x, cuda=kernel, default=_plain_project)
-
-
-def _plain_project(block: Block, x: Array) -> Array:
-    return block.query_key_value(block.norm_attention(x))
-
-
-@jax.custom_vjp
-def _finish(block: Block, x: Array, mixed: Array) -> Array:
-
-    def kernel(block: Block, x: Array, mixed: Array) -> Array:
-        from .attention_kernels import finish
-
-        flat = (-1, x.shape[-1])
-        return finish(x.reshape(flat), mixed.reshape(flat), block).reshape(x.shape)
-
-    return jax.lax.platform_dependent(block, x, mixed, cuda=kernel, default=_plain_finish)
-
-
-def _plain_finish(block: Block, x: Array, mixed: Array, keys: DropoutKeys | None = None) -> Array:
-    keys = DropoutKeys() if keys is None else keys
-    middle = block.attended(x, mixed, keys)
-    return block.fed(middle, block.widened(middle), keys)
-
-
-def _pull_back(pull_back: Callable, gradient: Array) -> tuple:
-    return pull_back(gradient)
-
-
-_project.defvjp(lambda *given: jax.vjp(_plain_project, *given), _pull_back)
-_finish.defvjp(lambda *given: jax.vjp(_plain_finish, *given), _pull_back)
 
 
 class History(NamedTuple):

@@ -13,7 +13,7 @@ from majepa.nn import attention, gpu
 from majepa.nn import attention_kernels as kernels
 from majepa.nn.attention import Limb, Past, Twigs, turns
 from majepa.nn.layers import cast
-from majepa.nn.transformer import Block, TemporalTransformer, _plain_finish, _plain_project
+from majepa.nn.transformer import TemporalTransformer
 
 EXACT = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 ERROR = {jnp.float32: 1e-5, jnp.bfloat16: 0.03}
@@ -123,35 +123,6 @@ def test_branches(step, dtype):
         close(one, other, dtype)
 
 
-def block(width, dtype=jnp.float32):
-    made = Block(width, 2, 0.1, key=jax.random.key(0))
-    noise = jax.random.split(jax.random.key(1), len(jax.tree.leaves(made)))
-    leaves, structure = jax.tree.flatten(made)
-    moved = [
-        leaf + 0.1 * jax.random.normal(key, leaf.shape)
-        for leaf, key in zip(leaves, noise, strict=True)
-    ]
-    return cast(structure.unflatten(moved), dtype)
-
-
-@EXACT
-@pytest.mark.parametrize("rows", [1, 64, 70])
-def test_the_end_of_a_layer(rows, dtype):
-    layer = block(128, dtype)
-    x, mixed = jax.random.normal(jax.random.key(2), (2, rows, 128), dtype)
-    end = kernels.finish(x, mixed, layer, interpret=True)
-    close(end, _plain_finish(layer, x, mixed), dtype)
-
-
-@EXACT
-@pytest.mark.parametrize("rows", [1, 70])
-def test_the_beginning_of_a_layer(rows, dtype):
-    layer = block(128, dtype)
-    x = jax.random.normal(jax.random.key(2), (rows, 128), dtype)
-    found = kernels.project(x, layer.norm_attention, layer.query_key_value, interpret=True)
-    close(found, _plain_project(layer, x), dtype)
-
-
 def test_several_runs_at_once():
     case = CASES[0]
     given_each = [given(case, jnp.float32, seed)[0] for seed in range(3)]
@@ -201,10 +172,10 @@ def test_a_program_for_gpus_has_kernels(monkeypatch):
     def names(function):
         # A function that was traced before would not be traced again.
         text = str(jax.make_jaxpr(functools.partial(function))(model, x))
-        return set(re.findall(r"\bname=(project|attend_all|pull_attend_all|finish)\b", text))
+        return set(re.findall(r"\bname=(attend_all|pull_attend_all)\b", text))
 
-    assert names(run) == {"project", "attend_all", "finish"}
-    assert names(jax.grad(run, 1)) >= {"attend_all", "pull_attend_all"}
+    assert names(run) == {"attend_all"}
+    assert names(jax.grad(run, 1)) == {"attend_all", "pull_attend_all"}
     monkeypatch.setenv(gpu.SWITCH, "0")
     assert not names(run)
 
@@ -216,8 +187,3 @@ def test_a_program_for_gpus_has_kernels(monkeypatch):
 )  # fmt: skip
 def test_sizes_that_programs_hold(length, before, size, expected):
     assert kernels.suits(length, before, size) == expected
-
-
-def test_layers_that_programs_hold():
-    assert kernels.suits_block(block(256)) and kernels.suits_block(block(128))
-    assert not any(kernels.suits_block(block(width)) for width in (48, 64, 512))
