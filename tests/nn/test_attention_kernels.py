@@ -15,7 +15,9 @@ from majepa.nn.attention import Limb, Past, Twigs, turns
 from majepa.nn.layers import cast
 from majepa.nn.transformer import TemporalTransformer
 
-EXACT = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+EXACT = pytest.mark.parametrize(
+    "dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
+)
 ERROR = {jnp.float32: 1e-5, jnp.bfloat16: 0.03}
 """Of numbers of size one; two of the shorter type are 1/256 apart."""
 
@@ -39,7 +41,11 @@ CASES = [
     Case(2, 1, 64, 15, 1, 64, 0.1),
     Case(1, 2, 1, 7, 2, 32),
 ]
-cases = pytest.mark.parametrize("case", CASES, ids=str)
+cases = pytest.mark.parametrize(
+    "case",
+    [*CASES[:2], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[2:])],
+    ids=str,
+)
 
 
 def given(case, dtype, seed=0):
@@ -100,7 +106,7 @@ def test_gradients_of_projections_and_of_the_past(case, dtype):
         close(one.reshape(other.shape), other, dtype)
 
 
-@pytest.mark.parametrize("step", [0, 2, 3])
+@pytest.mark.parametrize("step", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (0, 3))])
 @EXACT
 def test_branches(step, dtype):
     rng = np.random.default_rng(step)
@@ -137,6 +143,7 @@ def test_several_runs_at_once():
         close(one, run(other), jnp.float32)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_plain_version_where_kernels_may_be_taken(monkeypatch):
     """On a platform without kernels, of numbers that kernels are for."""
     model = TemporalTransformer(2, 64, 2, 6, dropout=0.1, key=jax.random.key(0))
