@@ -35,6 +35,7 @@ import numpy as np
 
 from majepa.agent import Learner, Majepa
 from majepa.checkpoint import read_omitted
+from majepa.compilation import COMPILER_OPTIONS
 from majepa.config import MajepaConfig, preset
 from majepa.envs import make_env
 from majepa.imagine import imagine
@@ -43,7 +44,6 @@ from majepa.nn.transformer import apart
 from majepa.packing import packed
 from majepa.policy.condense import condense_actor, condense_critic
 from majepa.policy.ppo import freeze, replay_targets
-from majepa.program_cache import COMPILER_OPTIONS
 from majepa.replay import Sequence, sample
 from majepa.run_folder import newest_checkpoint, read_config
 from majepa.training import load_run, make_algorithm

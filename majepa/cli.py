@@ -264,7 +264,7 @@ def train(arguments: Sequence[str]) -> None:
 
 
 def _keep_programs() -> None:
-    from .program_cache import keep_programs
+    from .compilation import keep_programs
 
     reason = keep_programs()
     if reason:

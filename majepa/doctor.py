@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import checks, machine, program_cache
+from . import checks, compilation, machine
 from .checks import Check, DeviceInfo, Memory
 from .config import PRESETS, TrainConfig, preset
 
@@ -112,10 +112,10 @@ def _afford(run: Run, devices: list[DeviceInfo], host: Memory | None, parent: Pa
 
 
 def _cache(variables: dict[str, str]) -> Check:
-    folder = program_cache.cache_folder(variables)
+    folder = compilation.cache_folder(variables)
     if folder is None:
         return checks.check_cache(None, None, 0)
-    unusable = program_cache.why_unusable(folder)
+    unusable = compilation.why_unusable(folder)
     held = 0 if unusable else sum(x.stat().st_size for x in folder.rglob("*") if x.is_file())
     return checks.check_cache(folder, unusable, held)
 

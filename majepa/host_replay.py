@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Key
 
 from .agent import Fresh, Learner, Majepa, Views
 from .algorithm import Device, Experience, Metrics, Row, shapes_on, without_replay
+from .compilation import COMPILER_OPTIONS
 from .diagnostics import Totals
-from .program_cache import COMPILER_OPTIONS
 from .replay import Replay, insert, num_starts
 
 

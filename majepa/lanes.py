@@ -12,11 +12,11 @@ from jaxtyping import Array, Int, Key
 
 from .algorithm import Algorithm, Experience, HostUpdate, without_replay
 from .collect import Collected, Counts, Health, Stream, check_health, collect
+from .compilation import COMPILER_OPTIONS
 from .envs.base import Env, EnvError
 from .log import Clock
 from .memory import Need, bytes_of, need_of
 from .packing import packed
-from .program_cache import COMPILER_OPTIONS
 
 
 class RunState(NamedTuple):

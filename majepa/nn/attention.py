@@ -145,19 +145,11 @@ def _plain_mix(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _mix(
-    heads: int, rate: float, qkv: Array, past: Past | None, mask: Array, keep: Array | None
-) -> Array:
+def _mix(heads: int, rate: float, *given: Any) -> Array:
     """By the platform. Where it has gradients, it is computed again on the way back."""
-
-    def kernel(qkv: Array, past: Past | None, mask: Array, keep: Array | None) -> Array:
-        from .attention_kernels import attend
-
-        flat = _flat(qkv, past, mask, keep)
-        return attend(*flat, heads=heads, rate=rate).reshape(*qkv.shape[:3], -1)
-
-    plain = functools.partial(_plain_mix, heads, rate)
-    return jax.lax.platform_dependent(qkv, past, mask, keep, cuda=kernel, default=plain)
+    kernel = functools.partial(_kernel_mix, heads, rate)
+    plain = functools.partial(_traced_mix, heads, rate)
+    return jax.lax.platform_dependent(*given, cuda=kernel, default=plain)
 
 
 def _mix_forward(heads: int, rate: float, *given: Any) -> tuple[Array, tuple]:
@@ -165,31 +157,8 @@ def _mix_forward(heads: int, rate: float, *given: Any) -> tuple[Array, tuple]:
 
 
 def _mix_backward(heads: int, rate: float, given: tuple, gradient: Array) -> tuple:
-    def kernel(gradient: Array, *given: Any) -> tuple:
-        from .attention_kernels import pull_attend
-
-        qkv, past, flat = *given[:2], _flat(*given)
-        of_qkv, of_past = pull_attend(
-            *flat, gradient.reshape(*flat[0].shape[:2], -1), heads=heads, rate=rate
-        )
-        of_qkv = of_qkv.reshape(qkv.shape)
-        if past is None:
-            return of_qkv, None
-        of_keys, of_values = (leaf.reshape(past.keys.shape) for leaf in of_past)
-        return of_qkv, (of_keys, of_values)
-
-    def plain(gradient: Array, *given: Any) -> tuple:
-        qkv, past, mask, keep = given
-        if past is None:
-            run = functools.partial(_plain_mix, heads, rate, past=None, mask=mask, keep=keep)
-            return *jax.vjp(run, qkv)[1](gradient), None
-
-        def after(qkv: Array, keys: Array, values: Array) -> Array:
-            return _plain_mix(heads, rate, qkv, Past(keys, values, past.turn), mask, keep)
-
-        of_qkv, *of_past = jax.vjp(after, qkv, past.keys, past.values)[1](gradient)
-        return of_qkv, tuple(of_past)
-
+    kernel = functools.partial(_pull_kernel_mix, heads, rate)
+    plain = functools.partial(_pull_plain_mix, heads, rate)
     of_qkv, of_past = jax.lax.platform_dependent(gradient, *given, cuda=kernel, default=plain)
     constant: Any = None
     if of_past is not None:
@@ -198,6 +167,49 @@ def _mix_backward(heads: int, rate: float, given: tuple, gradient: Array) -> tup
 
 
 _mix.defvjp(_mix_forward, _mix_backward)
+
+# Traced once for all layers of a size.
+_once = functools.partial(jax.jit, static_argnums=(0, 1))
+_traced_mix = _once(_plain_mix)
+
+
+@_once
+def _kernel_mix(
+    heads: int, rate: float, qkv: Array, past: Past | None, mask: Array, keep: Array | None
+) -> Array:
+    from .attention_kernels import attend
+
+    mixed = attend(*_flat(qkv, past, mask, keep), heads=heads, rate=rate)
+    return mixed.reshape(*qkv.shape[:3], -1)
+
+
+@_once
+def _pull_kernel_mix(
+    heads: int, rate: float, gradient: Array, qkv: Array, past: Past | None, *seen: Any
+) -> tuple[Array, tuple[Array, Array] | None]:
+    """Gradients of the projection, and of the keys and values of the past."""
+    from .attention_kernels import pull_attend
+
+    flat = _flat(qkv, past, *seen)
+    gradient = gradient.reshape(*flat[0].shape[:2], -1)
+    of_qkv, of_past = pull_attend(*flat, gradient, heads=heads, rate=rate)
+    of_qkv = of_qkv.reshape(qkv.shape)
+    if past is None:
+        return of_qkv, None
+    of_keys, of_values = (leaf.reshape(past.keys.shape) for leaf in of_past)
+    return of_qkv, (of_keys, of_values)
+
+
+@_once
+def _pull_plain_mix(
+    heads: int, rate: float, gradient: Array, qkv: Array, past: Past | None, *seen: Any
+) -> tuple[Array, tuple[Array, Array] | None]:
+    def run(qkv: Array, held: tuple[Array, Array] | None) -> Array:
+        after = None if held is None or past is None else Past(*held, past.turn)
+        return _plain_mix(heads, rate, qkv, after, *seen)
+
+    held = None if past is None else (past.keys, past.values)
+    return jax.vjp(run, qkv, held)[1](gradient)
 
 
 def _flat(
@@ -256,7 +268,9 @@ def mix_branches(
         from .attention_kernels import suits
 
         if suits(qkv.shape[2], places, size):
-            return jax.lax.platform_dependent(*given, cuda=kernel, default=_plain_mix_branches)
+            return jax.lax.platform_dependent(
+                *given, cuda=jax.jit(kernel), default=jax.jit(_plain_mix_branches)
+            )
     return _plain_mix_branches(*given)
 
 

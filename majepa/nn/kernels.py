@@ -135,7 +135,7 @@ def dot(x: Float[Array, "M K"], weight: Float[Array, "K N"]) -> Float[Array, "M 
     return jnp.dot(x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)
 
 
-def exact(ref: Ref, *place: Any) -> Float[Array, "..."]:
+def loaded(ref: Ref, *place: Any) -> Float[Array, "..."]:
     """What lies there, in float32."""
     return ref[place].astype(jnp.float32)
 
@@ -193,8 +193,8 @@ def widen(
     def widen_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
         here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
         (found,) = products(x, linear.weight, here, [columns], tile.depth)
-        scale = scale_of(norm, exact(x, here, slice(None)))
-        wide = (scale * found + exact(linear.bias, columns)[None]).astype(out.dtype)
+        scale = scale_of(norm, loaded(x, here, slice(None)))
+        wide = (scale * found + loaded(linear.bias, columns)[None]).astype(out.dtype)
         out[here, columns] = jax.nn.silu(wide.astype(jnp.float32)).astype(out.dtype)
 
     out = like(x, x.shape[0], size)
@@ -213,8 +213,8 @@ def add_product(
     def add_product_kernel(before: Ref, x: Ref, linear: Linear, out: Ref) -> None:
         here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
         (found,) = products(x, linear.weight, here, [columns], cut_by.depth)
-        found = found + exact(linear.bias, columns)[None]
-        out[here, columns] = (exact(before, here, columns) + found).astype(out.dtype)
+        found = found + loaded(linear.bias, columns)[None]
+        out[here, columns] = (loaded(before, here, columns) + found).astype(out.dtype)
 
     grid = (before.shape[0] // ROWS, before.shape[1] // some)
     given = (before, x, linear)
@@ -251,9 +251,9 @@ def enter_stream(
         begin = head * size + piece * some
         columns = [pl.ds(begin + offset, some) for offset in (0, half)]
         found = products(x, linear.weight, here, columns, tile.depth)
-        scale, dtype = scale_of(norm, exact(x, here, slice(None))), stream.dtype
+        scale, dtype = scale_of(norm, loaded(x, here, slice(None))), stream.dtype
         left, right = (
-            (scale * each + exact(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
+            (scale * each + loaded(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
             for each, cut in zip(found, columns, strict=True)
         )
         is_value = kind == 2
@@ -288,8 +288,8 @@ def attend(
         row, columns = pl.program_id(0), part(pl.program_id(1), size)
         first = t[0]
         seen, place = pl.ds(first, window), first + window - 1
-        query = exact(stream, 0, row, place, columns)
-        keys, values = (exact(stream, kind, row, seen, columns) for kind in (1, 2))
+        query = loaded(stream, 0, row, place, columns)
+        keys, values = (loaded(stream, kind, row, seen, columns) for kind in (1, 2))
         scores = jnp.sum(keys * query[None], axis=1) * size**-0.5
         scores = jnp.where(episode[row, seen] == episode[row, place], scores, FAR_BELOW)
         weight = jnp.exp(scores - jnp.max(scores))
@@ -301,7 +301,7 @@ def attend(
     return launch(attend_kernel, out, (rows, heads), *given, tile="attend", interpret=interpret)
 
 
-def advance(
+def advance_block(
     block: Block,
     x: Float[Array, "R D"],
     stream: Float[Array, "3 R S D"],
@@ -325,7 +325,7 @@ def advance(
 
 
 class Back(NamedTuple):
-    """The gradient `before + pull_norm(norm, x, gradient)` of record `t`, still to be added up."""
+    """The gradient `before + norm_gradient(norm, x, gradient)` of record `t`, not added up yet."""
 
     norm: RMSNorm
     x: Float[Array, "R T D"]
@@ -334,16 +334,34 @@ class Back(NamedTuple):
 
     def at(self, rows: Slice, t: Int[Array, ""]) -> Float[Array, "M D"]:
         """Within a kernel."""
-        x, gradient = exact(self.x, rows, t, slice(None)), exact(self.gradient, rows, slice(None))
-        pulled = pull_norm(self.norm, x, gradient)
-        return pulled if self.before is None else exact(self.before, rows, slice(None)) + pulled
+        x, gradient = loaded(self.x, rows, t, slice(None)), loaded(self.gradient, rows, slice(None))
+        pulled = norm_gradient(self.norm, x, gradient)
+        return pulled if self.before is None else loaded(self.before, rows, slice(None)) + pulled
+
+    def through(
+        self, weight: Ref, t: Ref, columns: int, summed: Ref
+    ) -> tuple[Slice, Slice, Float[Array, "M N"]]:
+        """Within a kernel: rows and columns of this program, and its part of the product.
+
+        The first of those that share rows puts down their gradient, added up.
+        """
+        here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
+        some = part(number, columns)
+        matrix = weight[:, some]
+        gradient = self.at(here, t[0]).astype(summed.dtype)
+
+        @pl.when(number == 0)
+        def _() -> None:
+            summed[here, :] = gradient
+
+        return here, some, dot(gradient, matrix)
 
 
-def pull_norm(
+def norm_gradient(
     norm: RMSNorm, x: Float[Array, "M D"], gradient: Float[Array, "M D"]
 ) -> Float[Array, "M D"]:
     size, scale = x.shape[1], scale_of(norm, x)
-    gained, unit = gradient * exact(norm.gain, ...)[None], x * scale
+    gained, unit = gradient * loaded(norm.gain, ...)[None], x * scale
     return scale * (gained - unit * (total(gained * unit) / size))
 
 
@@ -352,7 +370,7 @@ def silu_slope(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     return share * (1 + x * (1 - share))
 
 
-def product(
+def multiply(
     x: Float[Array, "R I"], weight: Float[Array, "I O"], *, interpret: bool
 ) -> Float[Array, "R O"]:
     rows, size, tile = x.shape[0], weight.shape[1], TILES["product"]
@@ -382,16 +400,9 @@ def pull_widened(
     def pull_widened_kernel(
         back: Back, weight: Ref, wide: Ref, t: Ref, summed: Ref, out: Ref
     ) -> None:
-        here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
-        columns = part(number, some)
-        matrix = weight[:, columns]
-        gradient = back.at(here, now).astype(summed.dtype)
-        slope = silu_slope(exact(wide, here, now, columns))
-        out[here, columns] = (dot(gradient, matrix) * slope).astype(out.dtype)
-
-        @pl.when(number == 0)
-        def _() -> None:
-            summed[here, :] = gradient
+        here, columns, found = back.through(weight, t, some, summed)
+        slope = silu_slope(loaded(wide, here, t[0], columns))
+        out[here, columns] = (found * slope).astype(out.dtype)
 
     outs = (like(back.gradient), like(back.gradient, rows, size))
     grid = (rows // ROWS, size // some)
@@ -411,15 +422,8 @@ def pull_mixed(
     def pull_mixed_kernel(
         old: Ref, back: Back, weight: Ref, t: Ref, mixed: Ref, summed: Ref
     ) -> None:
-        here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
-        columns = part(number, some)
-        matrix = weight[:, columns]
-        gradient = back.at(here, now).astype(summed.dtype)
-        mixed[here, now, columns] = dot(gradient, matrix).astype(mixed.dtype)
-
-        @pl.when(number == 0)
-        def _() -> None:
-            summed[here, :] = gradient
+        here, columns, found = back.through(weight, t, some, summed)
+        mixed[here, t[0], columns] = found.astype(mixed.dtype)
 
     out, grid = (like(mixed), like(back.gradient)), (rows // ROWS, width // some)
     given = (mixed, back, weight, t)
@@ -462,22 +466,22 @@ def pull_attention(
         columns, seen, place = part(head, size), pl.ds(now, window), now + window - 1
         query, keys, values, weight = attended
 
-        of_weight = exact(values, row, seen, columns) * exact(mixed, row, now, columns)[None]
+        of_weight = loaded(values, row, seen, columns) * loaded(mixed, row, now, columns)[None]
         of_weight = jnp.sum(of_weight, axis=1)
-        chosen = exact(weight, row, head, now, seen)
+        chosen = loaded(weight, row, head, now, seen)
         of_scores = chosen * (of_weight - jnp.sum(chosen * of_weight)) * size**-0.5
         scores[row, head, now, seen] = of_scores.astype(scores.dtype)
 
         # Of this record's key know the later records, and itself: the last one of its window.
         time = jnp.arange(length)
         itself = jnp.sum(jnp.where(jnp.arange(window) == window - 1, of_scores, 0.0))
-        told = jnp.where(time > now, exact(old, row, head, slice(None), place), 0.0)
+        told = jnp.where(time > now, loaded(old, row, head, slice(None), place), 0.0)
         told = jnp.where(time == now, itself, told)
 
         def of_parts(offset: int) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
             some = pl.ds(head * size + offset, half)
-            of_query = of_scores[:, None] * exact(keys, row, seen, some)
-            of_key = told[:, None] * exact(query, row, slice(None), some)
+            of_query = of_scores[:, None] * loaded(keys, row, seen, some)
+            of_key = told[:, None] * loaded(query, row, slice(None), some)
             return jnp.sum(of_query, axis=0), jnp.sum(of_key, axis=0)
 
         cos, sin = turn.cos[place, :], turn.sin[place, :]
@@ -485,8 +489,8 @@ def pull_attention(
             first = kind * width + head * size
             out[row, pl.ds(first, half)] = (left * cos + right * sin).astype(out.dtype)
             out[row, pl.ds(first + half, half)] = (right * cos - left * sin).astype(out.dtype)
-        told = exact(weight, row, head, slice(None), place)
-        of_value = told[:, None] * exact(mixed, row, slice(None), columns)
+        told = loaded(weight, row, head, slice(None), place)
+        of_value = told[:, None] * loaded(mixed, row, slice(None), columns)
         of_value = jnp.sum(of_value, axis=0).astype(out.dtype)
         out[row, pl.ds(2 * width + head * size, size)] = of_value
 

@@ -24,19 +24,19 @@ from ..nn.kernels import (
     Slice,
     Time,
     add_up,
-    advance,
+    advance_block,
     divide,
     dot,
-    exact,
     fold_block,
     launch,
     like,
+    loaded,
+    multiply,
+    norm_gradient,
     part,
-    product,
     products,
     pull_attention,
     pull_mixed,
-    pull_norm,
     pull_widened,
     scale_of,
     silu_slope,
@@ -45,8 +45,7 @@ from ..nn.kernels import (
     whole_rows,
     zeros,
 )
-from ..nn.layers import Linear, RMSNorm, Tree, spread
-from ..nn.layers import product as matrix_product
+from ..nn.layers import Linear, RMSNorm, Tree, product, spread
 from ..nn.stream import layers_of
 from ..nn.transformer import History, numbers_of
 from .condense import Basis, Condensed
@@ -135,7 +134,7 @@ def sample_latents(
                 dynamics, latent, a_before, is_first, t, classes=classes, interpret=interpret
             )
             for layer, block in enumerate(blocks):
-                x, streams[layer] = advance(
+                x, streams[layer] = advance_block(
                     block, x, streams[layer], episode, turn, t,
                     window=layers.window, interpret=interpret,
                 )  # fmt: skip
@@ -205,12 +204,12 @@ def _token(
     ) -> None:
         row, now = pl.program_id(0), t[0]
         index = jnp.arange(latents) * classes + latent[row, now, :]
-        found = jnp.sum(exact(linear.weight, index, slice(None)), axis=0)
-        found = found + exact(linear.weight, latents * classes + a_before[row, now], slice(None))
+        found = jnp.sum(loaded(linear.weight, index, slice(None)), axis=0)
+        found = found + loaded(linear.weight, latents * classes + a_before[row, now], slice(None))
         found = jnp.where(is_first[row, now] != 0, 0.0, found).astype(out.dtype)
         x = (found + linear.bias[...]).astype(out.dtype).astype(jnp.float32)
         scale = jax.lax.rsqrt(jnp.sum(x * x) / x.shape[0] + norm.eps)
-        out[row, :] = (x * scale * exact(norm.gain, ...)).astype(out.dtype)
+        out[row, :] = (x * scale * loaded(norm.gain, ...)).astype(out.dtype)
 
     weight = dynamics.token.weight
     given = (dynamics.token, dynamics.token_norm, latent, a_before, is_first, t)
@@ -229,13 +228,13 @@ def _read(
         here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
         columns = part(number, some)
         (found,) = products(x, reader.weight, here, [columns], tile.depth)
-        scale = scale_of(reader.norm, exact(x, here, slice(None)))
+        scale = scale_of(reader.norm, loaded(x, here, slice(None)))
         found = scale * found + reader.bias[columns][None]
         out[here, columns] = found.astype(out.dtype)
         # Columns of the Gram matrix follow those of the first layer, which need no square.
         own = jnp.maximum(number - (size - 2 * width) // some, 0)
         own = part(divide(own, width // some)[1], some)
-        y = scale * exact(x, here, own) * exact(reader.norm.gain, own)[None]
+        y = scale * loaded(x, here, own) * loaded(reader.norm.gain, own)[None]
         squares[number, here] = jnp.sum(found * y, axis=1)
 
     tiles = size // some
@@ -267,9 +266,9 @@ def _hidden(
         row = pl.program_id(0)
         square = jnp.sum(squares[pl.ds(first_square, count), row]) + corner[0]
         r = jax.lax.rsqrt(jnp.maximum(square, 0) + eps)
-        x = r * exact(read, row, pl.ds(0, size)) + exact(seen, row, t[0], slice(None))
+        x = r * loaded(read, row, pl.ds(0, size)) + loaded(seen, row, t[0], slice(None))
         scale = jax.lax.rsqrt(jnp.sum(x * x) / size + norm.eps)
-        out[row, :] = jax.nn.silu(x * scale * exact(norm.gain, ...)).astype(out.dtype)
+        out[row, :] = jax.nn.silu(x * scale * loaded(norm.gain, ...)).astype(out.dtype)
 
     given = (posterior.mlp.norms[0], read, squares, corner, seen, t)
     out = like(seen, rows, size)
@@ -294,7 +293,7 @@ def _draw(
         here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
         columns = part(number, classes)
         (logits,) = products(hidden, linear.weight, here, [columns], depth)
-        logits = logits + exact(linear.bias, columns)[None]
+        logits = logits + loaded(linear.bias, columns)[None]
         # As the posteriors that gradients are taken of have them.
         logits = logits.astype(linear.bias.dtype).astype(jnp.float32)
         weight = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
@@ -372,13 +371,13 @@ def back_through(
         of_z, of_logits, scores, mixed = (*carry[:2], list(carry[2]), list(carry[3]))
         t = (length - 1 - number)[None]
         out, blocks = across
-        of_silu = product(of_logits, out.weight, interpret=interpret)
+        of_silu = multiply(of_logits, out.weight, interpret=interpret)
         back = Back(layers.norm, end, _pull_head(head, of_silu, t, interpret=interpret))
         for layer, block in reversed(list(enumerate(blocks))):
             into, of_wide = pull_widened(
                 back, block.narrow.weight, wide[layer], t, interpret=interpret
             )
-            gradient = product(of_wide, block.widen.weight, interpret=interpret)
+            gradient = multiply(of_wide, block.widen.weight, interpret=interpret)
             back = Back(block.norm_feed, middle[layer], gradient, into)
             mixed[layer], into = pull_mixed(
                 mixed[layer], back, block.out.weight, t, interpret=interpret
@@ -387,7 +386,7 @@ def back_through(
                 scores[layer], mixed[layer], attended[layer], turn, t,
                 window=layers.window, interpret=interpret,
             )  # fmt: skip
-            gradient = product(of_parts, block.query_key_value.weight, interpret=interpret)
+            gradient = multiply(of_parts, block.query_key_value.weight, interpret=interpret)
             back = Back(block.norm_attention, x[layer], gradient, into)
         of_z, of_logits = _pull_token(
             of_z, back, dynamics.token_norm, token, of_latents, logits, first, t,
@@ -420,7 +419,7 @@ def _known_head(
         slope=by_row((silu_slope(unit * gain) * gain).astype(dtype)),
         unit=by_row(unit.astype(dtype)),
         scale=by_row(scale[..., 0]),
-        read=by_row(matrix_product(known.wide, known.thin)),
+        read=by_row(product(known.wide, known.thin)),
         r=by_row(known.r[..., 0]),
         direct=by_row(known.direct),
         turned=by_row(known.turned[..., :width]),
@@ -444,21 +443,21 @@ def _pull_head(
         scale, r = head.scale[here, now][:, None], head.r[here, now][:, None]
 
         def gained(cut: Slice) -> Float[Array, "M K"]:
-            return exact(gradient, here, cut) * exact(head.slope, here, now, cut)
+            return loaded(gradient, here, cut) * loaded(head.slope, here, now, cut)
 
         whole = slice(None)
-        found, unit = gained(whole), exact(head.unit, here, now, whole)
+        found, unit = gained(whole), loaded(head.unit, here, now, whole)
         mean = total(found * unit) / size
         # Along [y; 1], whose product with the gradient of c changes r.
-        along = scale * total((found - unit * mean) * exact(head.read, here, now, whole))
+        along = scale * total((found - unit * mean) * loaded(head.read, here, now, whole))
 
         def add(cut: Slice, carry: tuple) -> tuple:
-            of_hidden = scale * (gained(cut) - exact(head.unit, here, now, cut) * mean)
+            of_hidden = scale * (gained(cut) - loaded(head.unit, here, now, cut) * mean)
             return (carry[0] + dot(of_hidden, head.thin[cut, columns]),)
 
         (of_c,) = add_up(size, tile.depth, add, (zeros(ROWS, some),))
-        turned = exact(head.turned, here, now, columns)
-        of_y = exact(head.direct, here, now, columns) + r * of_c - r * r * r * along * turned
+        turned = loaded(head.turned, here, now, columns)
+        of_y = loaded(head.direct, here, now, columns) + r * of_c - r * r * r * along * turned
         out[here, columns] = of_y.astype(out.dtype)
 
     grid = (rows // ROWS, width // some)
@@ -490,12 +489,12 @@ def _pull_token(
         is_first: Ref, t: Ref, of_z: Ref, of_logits: Ref,
     ) -> None:  # fmt: skip
         here, columns, now = part(pl.program_id(0), ROWS), part(pl.program_id(1), classes), t[0]
-        of_token = pull_norm(norm, exact(token, here, now, slice(None)), back.at(here, now))
+        of_token = norm_gradient(norm, loaded(token, here, now, slice(None)), back.at(here, now))
         found = dot(of_token, of_latents[:, columns])
         found = jnp.where(is_first[here, now][:, None] != 0, 0.0, found)
         of_z[here, now, columns] = found
         # Before the first record of all there is none: what is computed then goes nowhere.
-        before = exact(logits, here, jnp.maximum(now - 1, 0), columns)
+        before = loaded(logits, here, jnp.maximum(now - 1, 0), columns)
         chance = jnp.exp(before - jnp.max(before, axis=1, keepdims=True))
         chance = chance / total(chance)
         found = (1 - share) * chance * (found - total(chance * found))

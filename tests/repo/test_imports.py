@@ -18,9 +18,9 @@ MAY_IMPORT = {
     "stats": (),
     "files": (),
     "interrupt": (),
-    "host_replay": ("agent", "algorithm", "diagnostics", "program_cache", "replay"),
+    "host_replay": ("agent", "algorithm", "diagnostics", "compilation", "replay"),
     "packing": (),
-    "program_cache": (),
+    "compilation": (),
     "recording": ("__version__", "envs", "files"),
     "viewer": ("envs.sim", "recording"),
     "checkpoint": ("__version__", "files"),
@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "collect": ("algorithm", "envs.base"),
     "evaluation": ("algorithm", "collect", "envs.base", "stats"),
     "lanes": (
-        "algorithm", "collect", "envs.base", "log", "memory", "packing", "program_cache",
+        "algorithm", "collect", "envs.base", "log", "memory", "packing", "compilation",
     ),
     "run": (
         "algorithm", "checkpoint", "checks", "collect", "config", "envs.base", "evaluation",

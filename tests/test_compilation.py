@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from majepa import checks, cli, doctor
-from majepa.program_cache import SWITCH, VARIABLE, cache_folder, keep_programs
+from majepa.compilation import SWITCH, VARIABLE, cache_folder, keep_programs
 
 
 @pytest.fixture(autouse=True)
