@@ -83,10 +83,8 @@ def test_shapes_are_not_asked_for_again(monkeypatch):
     update(learner, batch_of(1), jax.random.key(1))
 
 
-@pytest.mark.parametrize(
-    ("place", "is_host"),
-    [("auto", True), pytest.param("device", False, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "is_host"), [("auto", True), ("device", False)])
 def test_the_replay_leaves_for_temporaries_too(tmp_path, monkeypatch, capsys, place, is_host):
     def ends_at_once(runs, lanes, _):
         assert lanes.on_host

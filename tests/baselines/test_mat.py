@@ -97,7 +97,8 @@ def differ(a, b) -> bool:
 # One pass over a joint step, and one agent after another.
 
 
-@pytest.mark.parametrize("forbids", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("forbids", [False, True])
 def test_one_pass_gives_the_probabilities_that_acting_had(forbids):
     """With forbidden actions too: they are masked in both, or the ratios were not one."""
     _, _, batches, _ = played(forbids)

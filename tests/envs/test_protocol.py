@@ -80,14 +80,8 @@ def test_same_key_same_trajectory_other_key_another(map_name, key):
     )
 
 
-@pytest.mark.parametrize(
-    "map_name",
-    [
-        "2s3z",
-        pytest.param("corridor", marks=pytest.mark.slow),
-        pytest.param("MMM", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("map_name", ["2s3z", "corridor", "MMM"])
 def test_a_batch_equals_its_single_environments(map_name, key):
     keys = jax.random.split(key, 3)
     reset, step, policy = compiled(map_name)

@@ -129,6 +129,7 @@ def test_branches(step, dtype):
         close(one, other, dtype)
 
 
+@pytest.mark.slow
 def test_several_runs_at_once():
     case = CASES[0]
     given_each = [given(case, jnp.float32, seed)[0] for seed in range(3)]
