@@ -167,10 +167,10 @@ def lane_programs(
         )
     learner, stream, key = held
     together = runs > 1
-    yield _collect.lower(algorithm, env, without_replay(learner), stream, key, together=together)
     yield _lowered_update(
         algorithm, env, learner, stream, key, together=together, host_update=host_update
     )
+    yield _collect.lower(algorithm, env, without_replay(learner), stream, key, together=together)
 
 
 def _lowered_update(

@@ -320,14 +320,12 @@ def _states(
     """Of runs that go on or begin. What they will call is compiled from here on."""
     each = list(zip(plans, starts, strict=True))
     beginning = _Beginning(algorithm, env, on_host=host_update is not None)
-    is_begun = any(start.state is None for start in starts)
-    begun = ahead.begin(beginning.lowered().compile) if is_begun else None
     if any(has_budget(plan.config, algorithm, start.transitions) for plan, start in each):
         config = plans[0].config
         for program in _programs(config, algorithm, env, shapes, len(plans), host_update):
             ahead.begin(program.compile)
-    if begun is not None:
-        begun.result()
+    if any(start.state is None for start in starts):
+        ahead.begin(beginning.lowered().compile).result()
     return [start.state or beginning(plan.config.seed) for plan, start in each]
 
 
@@ -339,7 +337,10 @@ def _programs(
     runs: int,
     host_update: HostUpdate | None,
 ) -> Iterator[jax.stages.Lowered]:
-    """What so many runs call until their first evaluation, traced one by one."""
+    """What so many runs call until their first evaluation, traced one by one.
+
+    What learns takes longest to compile, so it is the first.
+    """
     if host_update is not None:
         shapes = shapes_on(host_update.device, shapes)
     yield from lane_programs(algorithm, env, shapes, runs, host_update)

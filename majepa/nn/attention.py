@@ -196,7 +196,7 @@ def _pull_kernel_mix(
     of_qkv = of_qkv.reshape(qkv.shape)
     if past is None:
         return of_qkv, None
-    of_keys, of_values = (leaf.reshape(past.keys.shape) for leaf in of_past)
+    of_keys, of_values = (leaf.reshape(past.keys.shape).astype(past.keys.dtype) for leaf in of_past)
     return of_qkv, (of_keys, of_values)
 
 

@@ -26,6 +26,7 @@ from .kernels import Ref, Slice, dot, like, suit
 LONGEST = 128
 """Records, or agents, whose scores a program can hold."""
 WARPS = 4
+"""Of a program: enough for so few records."""
 
 
 class Sight(NamedTuple):
@@ -54,7 +55,7 @@ def attend(
     """What attention mixes from a projection; `rate` is that of dropout."""
 
     def attend_kernel(qkv: Ref, past: Past | None, sight: Sight, out: Ref) -> None:
-        head = _Head(qkv, past, sight, heads, rate)
+        head = _Head(qkv, past, sight, heads)
         query, groups = head.query(), head.groups()
         parts = zip(groups, _weights(query, groups, head.scale), strict=True)
         mixed = [(group.kept(weight, rate), group.values) for group, weight in parts]
@@ -84,13 +85,11 @@ def pull_attend(
     def pull_attend_kernel(
         qkv: Ref, past: Past | None, sight: Sight, gradient: Ref, out: Ref, *out_past: Ref
     ) -> None:
-        head = _Head(qkv, past, sight, heads, rate)
+        head = _Head(qkv, past, sight, heads)
         query, groups = head.query(), head.groups()
         weights = _weights(query, groups, head.scale)
         given = Pair(*(load(gradient, head.number, cut, head.length) for cut in head.columns(0)))
-        of_weights = [
-            group.kept(dots(given, group.values), rate, of=jnp.float32) for group in groups
-        ]
+        of_weights = [group.kept(dots(given, group.values), rate, jnp.float32) for group in groups]
         mean = _add(_along(w * g) for w, g in zip(weights, of_weights, strict=True))
         of_scores = [
             (weight * (of_weight - mean) * head.scale).astype(qkv.dtype)
@@ -149,9 +148,9 @@ class _Group(NamedTuple):
     angles: tuple[Array, Array] | None
     is_past: bool
 
-    def kept(self, weight: Array, rate: float, of: Any = None) -> Array:
+    def kept(self, weight: Array, rate: float, dtype: Any = None) -> Array:
         """After dropout, in a type: that of the values unless it is said."""
-        dtype = self.values.left.dtype if of is None else of
+        dtype = self.values.left.dtype if dtype is None else dtype
         weight = weight.astype(dtype)
         if self.keep is None:
             return weight
@@ -162,7 +161,7 @@ class _Group(NamedTuple):
 class _Head:
     """One head of one sequence, within a kernel."""
 
-    def __init__(self, qkv: Ref, past: Past | None, sight: Sight, heads: int, rate: float) -> None:
+    def __init__(self, qkv: Ref, past: Past | None, sight: Sight, heads: int) -> None:
         self.number, self.head = pl.program_id(0), pl.program_id(1)
         self.length, self.width = qkv.shape[1], qkv.shape[2] // 3
         self.before = 0 if past is None else past.keys.shape[1]
