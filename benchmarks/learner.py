@@ -116,7 +116,7 @@ def load(folder: Path, name: str | None, *, short: bool) -> Subject:
         sys.exit(f"{folder / which} was kept without its replay: take a run that was stopped early")
     env = make_env(config.env)
     algorithm = make_algorithm(config, env.spec)
-    learner = load_run(folder, config, algorithm, env, which=which).learner
+    learner = load_run(folder, algorithm, env, which=which).learner
     transitions = int(learner.transitions)
     if transitions < LEAST and not short:
         sys.exit(

@@ -28,7 +28,8 @@ class Ahead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Whoever leaves early, by an error or Ctrl-C, does not wait for what nobody needs."""
+        """Whoever leaves early, by an error or Ctrl-C, does not wait here for what nobody needs;
+        the process still ends after what is being compiled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, compiling: Callable[[], Any]) -> Future[Any]:

@@ -158,8 +158,9 @@ def joining(shapes: Any, runs: int) -> int:
 
 def lane_programs(
     algorithm: Algorithm, env: Env, shapes: RunState, runs: int, host_update: HostUpdate | None
-) -> Iterator[jax.stages.Lowered]:
-    """What will advance so many runs, traced for a state of which there are only shapes yet."""
+) -> Iterator[tuple[str, jax.stages.Lowered]]:
+    """What will advance so many runs, by name, traced for a state of which there are only shapes
+    yet."""
     held = (shapes.learner, shapes.stream, shapes.key)
     if runs > 1:
         held = jax.tree.map(
@@ -167,10 +168,14 @@ def lane_programs(
         )
     learner, stream, key = held
     together = runs > 1
-    yield _lowered_update(
-        algorithm, env, learner, stream, key, together=together, host_update=host_update
+    yield (
+        "update",
+        _lowered_update(
+            algorithm, env, learner, stream, key, together=together, host_update=host_update
+        ),
     )
-    yield _collect.lower(algorithm, env, without_replay(learner), stream, key, together=together)
+    acting = without_replay(learner)
+    yield "collect", _collect.lower(algorithm, env, acting, stream, key, together=together)
 
 
 def _lowered_update(

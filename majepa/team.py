@@ -119,7 +119,7 @@ def open_run(folder: Path, checkpoint: str = "last", *, env: Env | None = None) 
     env = env or make_env(config.env)
     require_same_world(folder, env.spec)
     algorithm = make_algorithm(config, env.spec)
-    state = load_run(folder, config, algorithm, env, which=CHECKPOINTS[checkpoint])
+    state = load_run(folder, algorithm, env, which=CHECKPOINTS[checkpoint])
     return OpenRun(config, env, algorithm, state)
 
 

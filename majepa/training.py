@@ -156,7 +156,7 @@ def _train(
         ]
         clock.on_phase = runs[0].progress.phase
         with clock.measure("compiling"):
-            states = _states(plans, starts, shapes, env, algorithm, host_update, ahead)
+            states = _states(plans, starts, shapes, env, algorithm, host_update, ahead, clock)
         del starts
         lanes = Lanes(algorithm, env, states, clock, host_update)
         if on_host:
@@ -316,37 +316,48 @@ def _states(
     algorithm: Algorithm,
     host_update: HostUpdate | None,
     ahead: Ahead,
+    clock: Clock,
 ) -> list[RunState]:
     """Of runs that go on or begin. What they will call is compiled from here on."""
     each = list(zip(plans, starts, strict=True))
     beginning = _Beginning(algorithm, env, on_host=host_update is not None)
     if any(has_budget(plan.config, algorithm, start.transitions) for plan, start in each):
-        config = plans[0].config
-        for program in _programs(config, algorithm, env, shapes, len(plans), host_update):
+        begin = min(start.transitions for start in starts)
+        episodes = _next_episodes(plans[0].config, algorithm, begin)
+        for name, program in _programs(algorithm, env, shapes, len(plans), host_update, episodes):
             ahead.begin(program.compile)
+            clock.compiled(name)
     if any(start.state is None for start in starts):
         ahead.begin(beginning.lowered().compile).result()
     return [start.state or beginning(plan.config.seed) for plan, start in each]
 
 
+def _next_episodes(config: TrainConfig, algorithm: Algorithm, transitions: int) -> int:
+    """Of the first evaluation of a run that stands there."""
+    schedule = config.evaluation
+    due = (transitions // schedule.every + 1) * schedule.every
+    is_on_the_way = has_budget(config, algorithm, due)
+    return schedule.episodes if is_on_the_way else schedule.final_episodes
+
+
 def _programs(
-    config: TrainConfig,
     algorithm: Algorithm,
     env: Env,
     shapes: RunState,
     runs: int,
     host_update: HostUpdate | None,
-) -> Iterator[jax.stages.Lowered]:
-    """What so many runs call until their first evaluation, traced one by one.
+    episodes: int,
+) -> Iterator[tuple[str, jax.stages.Lowered]]:
+    """What so many runs call until an evaluation of so many episodes, by the names that the clock
+    has for them, traced one by one.
 
     What learns takes longest to compile, so it is the first.
     """
     if host_update is not None:
         shapes = shapes_on(host_update.device, shapes)
     yield from lane_programs(algorithm, env, shapes, runs, host_update)
-    schedule = config.evaluation
-    episodes = schedule.episodes if schedule.every < config.steps else schedule.final_episodes
-    yield evaluation_program(algorithm, env, without_replay(shapes.learner), episodes=episodes)
+    learner = without_replay(shapes.learner)
+    yield f"evaluate {episodes}", evaluation_program(algorithm, env, learner, episodes=episodes)
 
 
 def _start(plan: _Plan, algorithm: Algorithm, env: Env, *, on_host: bool) -> _Start:
@@ -357,7 +368,7 @@ def _start(plan: _Plan, algorithm: Algorithm, env: Env, *, on_host: bool) -> _St
         return _Start(None, None, Clock().stored())
     try:
         with jax.default_device(_host()) if on_host else contextlib.nullcontext():
-            state = load_run(folder, config, algorithm, env, which=which)
+            state = load_run(folder, algorithm, env, which=which)
     except checkpoint.CheckpointError as error:
         other = which == CHECKPOINT and (folder / BEST).is_file()
         remedy = (
@@ -385,7 +396,8 @@ class _Beginning:
         self._program = jax.jit(self._without_replay if on_host else self._fresh)
 
     def lowered(self) -> jax.stages.Lowered:
-        return self._program.lower(jax.random.key(0))
+        """Traced for a key of which there is the shape alone."""
+        return self._program.lower(jax.eval_shape(lambda: jax.random.key(0)))
 
     def __call__(self, seed: int) -> RunState:
         state = self._program(jax.random.key(seed))._replace(transitions=0, updates=0)
@@ -426,7 +438,6 @@ def make_algorithm(config: TrainConfig, spec: EnvSpec) -> Algorithm:
 
 def load_run(
     folder: Path,
-    config: TrainConfig,
     algorithm: Algorithm,
     env: Env,
     *,

@@ -36,11 +36,19 @@ def turns(place: Int[Array, "*t"], size: int) -> Turn:
 
 
 def rotate(x: Float[Array, "*b H K"], turn: Turn) -> Float[Array, "*b H K"]:
+    """Turned to its places."""
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     missing = tuple(range(x.ndim - turn.cos.ndim))
     cos, sin = jnp.expand_dims(turn.cos, missing), jnp.expand_dims(turn.sin, missing)
     turned = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
     return turned.astype(x.dtype)
+
+
+def heads_of(qkv: Float[Array, "*b Q"], heads: int) -> tuple[Array, Array, Array]:
+    """Queries, keys and values of a projection, `[*b, heads, size]` each."""
+    parts = jnp.split(qkv, 3, axis=-1)
+    query, key, value = (part.reshape(*qkv.shape[:-1], heads, -1) for part in parts)
+    return query, key, value
 
 
 def exact(x: Float[Array, "..."]) -> Float32[Array, "..."]:
@@ -66,8 +74,8 @@ def _scores_forward(query: Array, key: Array) -> tuple[Array, tuple[Array, Array
     return _scores(query, key), (query, key)
 
 
-def _scores_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    query, key = kept
+def _scores_backward(given: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    query, key = given
     gradient = gradient.astype(query.dtype)
     return (
         jnp.einsum("...hts,...shk->...thk", gradient, key),
@@ -93,7 +101,10 @@ def kept(key: Key[Array, ""] | None, rate: float, shape: tuple[int, ...]) -> Arr
 
 
 def drop(x: Array, rate: float, keep: Bool[Array, "..."] | None) -> Array:
-    return x if keep is None else jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))
+    """What is kept, larger by what is dropped."""
+    if keep is None:
+        return x
+    return jnp.where(keep, exact(x) / (1.0 - rate), 0.0).astype(x.dtype)
 
 
 class Past(NamedTuple):
@@ -120,7 +131,7 @@ def mix(
     `N` sequences share a mask. `keep` is what dropout of this rate leaves of the weights.
     """
     size, before = qkv.shape[-1] // (3 * heads), 0 if past is None else past.keys.shape[-3]
-    if may_take_kernels(qkv.dtype):
+    if may_take_kernels(qkv.dtype) and (past is None or before > 0):
         from .attention_kernels import suits
 
         if suits(qkv.shape[2], before, size):
@@ -131,8 +142,7 @@ def mix(
 def _plain_mix(
     heads: int, rate: float, qkv: Array, past: Past | None, mask: Array, keep: Array | None
 ) -> Array:
-    parts = jnp.split(qkv, 3, axis=-1)
-    query, keys, values = (part.reshape(*part.shape[:-1], heads, -1) for part in parts)
+    query, keys, values = heads_of(qkv, heads)
     if past is not None:
         length = qkv.shape[2]
         keys = jnp.concatenate([past.keys.astype(keys.dtype), keys], axis=2)
@@ -261,13 +271,12 @@ def mix_branches(
     `turn` is that of the record's place. It sees the places of the limb that are `shared`, those of
     its `own` twig, and itself. No gradients.
     """
-    given = (qkv, limb, twigs, shared, own, turn, step)
-    size, places = limb.keys.shape[-1], limb.keys.shape[-2]
+    given = jax.lax.stop_gradient((qkv, limb, twigs, shared, own, turn, step))
     if may_take_kernels(qkv.dtype):
         from .attention_kernels import mix_branches as kernel
-        from .attention_kernels import suits
+        from .attention_kernels import suits_branches
 
-        if suits(qkv.shape[2], places, size):
+        if suits_branches(limb, twigs):
             return jax.lax.platform_dependent(
                 *given, cuda=jax.jit(kernel), default=jax.jit(_plain_mix_branches)
             )
@@ -278,8 +287,7 @@ def _plain_mix_branches(
     qkv: Array, limb: Limb, twigs: Twigs, shared: Array, own: Array, turn: Turn, step: Array
 ) -> tuple[Array, Twigs]:
     heads, size = limb.keys.shape[2], limb.keys.shape[-1]
-    parts = jnp.split(qkv, 3, axis=-1)
-    query, key, value = (part.reshape(*part.shape[:-1], heads, -1) for part in parts)
+    query, key, value = heads_of(qkv, heads)
     query, key = rotate(query, turn), rotate(key, turn)
     query, key, value = (leaf.swapaxes(2, 3) for leaf in (query, key, value))
     scale = size**-0.5

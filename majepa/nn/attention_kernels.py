@@ -20,11 +20,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, Int8
 
-from .attention import FAR_BELOW, Limb, Past, Turn, Twigs
-from .kernels import Ref, Slice, dot, like, suit
+from .attention import FAR_BELOW, Limb, Past, Turn, Twigs, exact
+from .kernels import Ref, Slice, dot, like, suit, total
 
-LONGEST = 128
-"""Records, or agents, whose scores a program can hold."""
+LONGEST, LARGEST = 128, 128
+"""Records or agents whose scores a program can hold, and entries of a head."""
+MOST_STEPS = 16
+"""Places of a twig: each is loaded by itself."""
 WARPS = 4
 """Of a program: enough for so few records."""
 
@@ -40,7 +42,12 @@ class Sight(NamedTuple):
 
 def suits(length: int, before: int, size: int) -> bool:
     """Whether so many records after so many others, with heads of a size, can be held."""
-    return max(length, before) <= LONGEST and suit(size // 2)
+    return max(length, before) <= LONGEST and size <= LARGEST and suit(size // 2)
+
+
+def suits_branches(limb: Limb, twigs: Twigs) -> bool:
+    roots, steps, size = twigs.keys.shape[3:]
+    return suits(roots, limb.keys.shape[3], size) and steps <= MOST_STEPS
 
 
 def attend(
@@ -90,7 +97,7 @@ def pull_attend(
         weights = _weights(query, groups, head.scale)
         given = Pair(*(load(gradient, head.number, cut, head.length) for cut in head.columns(0)))
         of_weights = [group.kept(dots(given, group.values), rate, jnp.float32) for group in groups]
-        mean = _add(_along(w * g) for w, g in zip(weights, of_weights, strict=True))
+        mean = _add(total(w * g) for w, g in zip(weights, of_weights, strict=True))
         of_scores = [
             (weight * (of_weight - mean) * head.scale).astype(qkv.dtype)
             for weight, of_weight in zip(weights, of_weights, strict=True)
@@ -126,6 +133,7 @@ class Pair(NamedTuple):
     right: Float[Array, "T P"]
 
     def turned(self, angles: tuple[Array, Array] | None) -> Pair:
+        """By the cosines and sines of their places, if they have places."""
         if angles is None:
             return self
         (left, right), (cos, sin) = (half.astype(jnp.float32) for half in self), angles
@@ -274,7 +282,7 @@ def mix_branches(
 
         def on(pair: Pair) -> Float[Array, "R 1"]:
             products = zip(query, pair, strict=True)
-            return size**-0.5 * _add(_along(_exact(x) * _exact(y)) for x, y in products)
+            return size**-0.5 * _add(total(exact(x) * exact(y)) for x, y in products)
 
         grown = [
             Pair(*(held(at, there) for at in of_twig(old_keys, number))) for number in range(steps)
@@ -288,7 +296,7 @@ def mix_branches(
         single = [*single, on(key)]
         peak = functools.reduce(jnp.maximum, single, to_shared.max(1, keepdims=True))
         to_shared, single = jnp.exp(to_shared - peak), [jnp.exp(each - peak) for each in single]
-        whole = _add([_along(to_shared), *single])
+        whole = _add([total(to_shared), *single])
         weight = (to_shared / whole).astype(qkv.dtype)
         mixed = [dot(weight, each) for each in of_limb(limb.values)]
         mixed = [each.astype(qkv.dtype).astype(jnp.float32) for each in mixed]
@@ -298,7 +306,7 @@ def mix_branches(
         ]
         for raised, pair in zip(single, [*grown, value], strict=True):
             share = raised / whole
-            mixed = [so_far + share * _exact(x) for so_far, x in zip(mixed, pair, strict=True)]
+            mixed = [so_far + share * exact(x) for so_far, x in zip(mixed, pair, strict=True)]
         for offset, each in zip((0, half), mixed, strict=True):
             at = out.at[row, span(0, roots), pl.ds(head * size + offset, half)]
             triton.store(at, each.astype(out.dtype), mask=there)
@@ -354,20 +362,12 @@ def _weights(query: Pair, groups: Sequence[_Group], scale: float) -> list[Float[
     scores = [jnp.where(group.seen, dots(query, group.keys) * scale, FAR_BELOW) for group in groups]
     peak = functools.reduce(jnp.maximum, [each.max(1, keepdims=True) for each in scores])
     raised = [jnp.exp(each - peak) for each in scores]
-    whole = _add(_along(each) for each in raised)
+    whole = _add(total(each) for each in raised)
     return [each / whole for each in raised]
-
-
-def _exact(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    return x.astype(jnp.float32)
 
 
 def _add(parts: Iterable[Array]) -> Array:
     return functools.reduce(jnp.add, parts)
-
-
-def _along(x: Float[Array, "T S"]) -> Float[Array, "T 1"]:
-    return jnp.sum(x, axis=1, keepdims=True)
 
 
 def _launch(

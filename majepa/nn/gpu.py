@@ -6,7 +6,8 @@ when a program is compiled; this is about what is known before.
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib
 import os
 
 import jax
@@ -24,7 +25,17 @@ def may_take_kernels(dtype: DTypeLike) -> bool:
     device = jax.devices()[0]
     if device.platform == "gpu" and not has_room(getattr(device, "compute_capability", "")):
         return False
-    return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
+    return _is_there()
+
+
+@functools.cache
+def _is_there() -> bool:
+    """Whether what kernels are written in can be loaded."""
+    try:
+        importlib.import_module("jax.experimental.pallas.triton")
+    except ImportError:
+        return False
+    return True
 
 
 def has_room(capability: str) -> bool:

@@ -24,6 +24,7 @@ from .attention import (
     Twigs,
     attention_weights,
     drop,
+    heads_of,
     kept,
     mix,
     mix_branches,
@@ -73,12 +74,7 @@ class Block(eqx.Module):
 
     def project(self, x: Float[Array, "*b D"]) -> tuple[Array, Array, Array]:
         """Queries, keys and values, `[*b, heads, D / heads]` each."""
-        return self.apart(self.projected(x))
-
-    def apart(self, qkv: Float[Array, "*b Q"]) -> tuple[Array, Array, Array]:
-        parts = jnp.split(qkv, 3, axis=-1)
-        query, key, value = (part.reshape(*qkv.shape[:-1], self.heads, -1) for part in parts)
-        return query, key, value
+        return heads_of(self.projected(x), self.heads)
 
     def finish(
         self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
@@ -94,11 +90,13 @@ class Block(eqx.Module):
         return x + self._drop(self.out(mixed), keys.attended)
 
     def widened(self, middle: Float[Array, "*b D"]) -> Float[Array, "*b W"]:
+        """The wide layer, before its SiLU."""
         return self.widen(self.norm_feed(middle))
 
     def fed(
         self, middle: Float[Array, "*b D"], wide: Float[Array, "*b W"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
+        """What leaves the block."""
         return middle + self._drop(self.narrow(jax.nn.silu(wide)), keys.fed)
 
     def _drop(self, x: Array, key: Key[Array, ""] | None) -> Array:
@@ -207,13 +205,13 @@ class TemporalTransformer(eqx.Module):
 
         A key switches dropout on.
         """
-        return self._run(x, episode, past, key, keep=False)[:2]
+        return self._run(x, episode, past, key, trace=False)[:2]
 
     def traced(
         self, x: Float[Array, "B N T D"], episode: Int[Array, "B T"], past: History
     ) -> tuple[Float[Array, "B N T D"], History, Trace]:
         """The same without dropout, and the activations on the way."""
-        y, history, (end, layers) = self._run(x, episode, past, None, keep=True)
+        y, history, (end, layers) = self._run(x, episode, past, None, trace=True)
         return y, history, Trace._make((*layers, end))
 
     def _run(
@@ -223,7 +221,7 @@ class TemporalTransformer(eqx.Module):
         past: History,
         key: Key[Array, ""] | None,
         *,
-        keep: bool,
+        trace: bool,
     ) -> tuple[Float[Array, "B N T D"], History, tuple[Array, tuple[Array, ...]]]:
         """And the end of the last layer, with what is kept of each layer."""
         length = x.shape[2]
@@ -237,10 +235,10 @@ class TemporalTransformer(eqx.Module):
         def layer(x: Array, block: Block, given: tuple) -> tuple[Array, tuple]:
             old_keys, old_values, dropout = given
             qkv = block.projected(x)
-            query, key_, value = block.apart(qkv)
+            query, key_, value = heads_of(qkv, block.heads)
             keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
             values = jnp.concatenate([old_values.astype(value.dtype), value], axis=2)
-            if keep:
+            if trace:
                 turned, turned_keys = rotate(query, turn_now), rotate(keys, turn)
                 weight = attention_weights(turned, turned_keys, mask[:, None])
                 mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values).reshape(x.shape)

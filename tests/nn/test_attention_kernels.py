@@ -106,10 +106,9 @@ def test_gradients_of_projections_and_of_the_past(case, dtype):
         close(one.reshape(other.shape), other, dtype)
 
 
-@pytest.mark.parametrize("step", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (0, 3))])
-@EXACT
-def test_branches(step, dtype):
-    rng = np.random.default_rng(step)
+def branches_given(step, dtype, seed=0):
+    """What `attention.mix_branches` takes."""
+    rng = np.random.default_rng(seed)
     batch, agents, roots, heads, size, places, steps = 2, 3, 13, 2, 32, 20, 4
 
     def normals(*shape):
@@ -117,16 +116,59 @@ def test_branches(step, dtype):
 
     limb = Limb(*(normals(batch, agents, heads, places, size) for _ in range(2)))
     twigs = Twigs(*(normals(batch, agents, heads, roots, steps, size) for _ in range(2)))
-    given = (
+    return (
         normals(batch, agents, roots, 3 * heads * size), limb, twigs,
         jnp.asarray(rng.random((batch, roots, places)) < 0.5), jnp.arange(steps) < step,
         turns(jnp.arange(roots) + 3, size), jnp.asarray(step),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (0, 3))])
+@EXACT
+def test_branches(step, dtype):
+    given = branches_given(step, dtype)
     mixed, grown = kernels.mix_branches(*given, interpret=True)
     plain, expected = attention._plain_mix_branches(*given)
     close(mixed, plain, dtype)
     for one, other in zip(grown, expected, strict=True):
         close(one, other, dtype)
+
+
+def test_one_record_sees_itself_alone():
+    """A window of one: there is a past, of no records."""
+    model = cast(TemporalTransformer(1, 64, 2, 1, key=jax.random.key(0)), jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(1), (1, 2, 3, 64), jnp.bfloat16)
+    episode, past = jnp.zeros((1, 3), jnp.int32), model.empty(1, 2, jnp.bfloat16)
+    together, _ = model(x, episode, past)
+    for t in range(3):
+        alone, _ = model(x[:, :, t : t + 1], episode[:, :1], past)
+        close(together[:, :, t], alone[:, :, 0], jnp.bfloat16)
+
+
+@pytest.mark.slow
+def test_a_past_of_another_type_has_gradients_of_that_type():
+    qkv, past, mask, keep = given(CASES[0], jnp.bfloat16)
+    past = Past(*(leaf.astype(jnp.float32) for leaf in past[:2]), past.turn)
+
+    def run(keys):
+        after = past._replace(keys=keys)
+        mixed = attention.mix(qkv, after, mask, keep, heads=CASES[0].heads, rate=CASES[0].rate)
+        return jnp.sum(mixed.astype(jnp.float32))
+
+    gradient = jax.grad(run)(past.keys)
+    assert gradient.dtype == jnp.float32 and np.any(gradient)
+
+
+@pytest.mark.slow
+def test_branches_of_several_runs_at_once():
+    runs = [branches_given(2, jnp.float32, seed) for seed in range(2)]
+    together = jax.tree.map(lambda *each: jnp.stack(each), *runs)
+    mixed, grown = jax.vmap(functools.partial(kernels.mix_branches, interpret=True))(*together)
+    for number, one in enumerate(runs):
+        plain, expected = attention._plain_mix_branches(*one)
+        close(mixed[number], plain, jnp.float32)
+        for leaf, other in zip(grown, expected, strict=True):
+            close(leaf[number], other, jnp.float32)
 
 
 @pytest.mark.slow
@@ -169,7 +211,7 @@ def test_gradients_are_those_of_the_plain_version_where_kernels_may_be_taken(mon
 
 
 def test_a_program_for_gpus_has_kernels(monkeypatch):
-    """Without gradients all of a layer; with them attention and its way back."""
+    """For attention, and with gradients for its way back too."""
     model = cast(TemporalTransformer(1, 128, 2, 6, key=jax.random.key(0)), jnp.bfloat16)
     past = model.empty(2, 3, jnp.bfloat16)
     x, episode = jnp.zeros((2, 3, 8, 128), jnp.bfloat16), jnp.zeros((2, 8), jnp.int32)
@@ -191,7 +233,7 @@ def test_a_program_for_gpus_has_kernels(monkeypatch):
 @pytest.mark.parametrize(
     ("length", "before", "size", "expected"),
     [(64, 15, 64, True), (40, 0, 64, True), (129, 0, 64, False), (8, 200, 64, False),
-     (8, 4, 24, False), (8, 4, 16, False)],
+     (8, 4, 24, False), (8, 4, 16, False), (8, 4, 256, False)],
 )  # fmt: skip
 def test_sizes_that_programs_hold(length, before, size, expected):
     assert kernels.suits(length, before, size) == expected

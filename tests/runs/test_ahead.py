@@ -108,7 +108,7 @@ def test_an_error_of_the_compiler_ends_the_run(tmp_path, monkeypatch, error):
         raise error
 
     program = SimpleNamespace(compile=compile_program)
-    monkeypatch.setattr(loop, "_programs", lambda *_: [program])
+    monkeypatch.setattr(loop, "_programs", lambda *_: [("update", program)])
     with pytest.raises(type(error), match=str(error)):
         train(CONFIG, tmp_path / "run", env=ENV, algorithm=FakeAlgorithm())
     assert (tmp_path / "run").exists() == isinstance(error, RuntimeError)

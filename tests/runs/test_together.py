@@ -152,7 +152,7 @@ def test_every_folder_is_that_of_an_ordinary_run(joint, tmp_path):
         assert {path.name for path in folder.iterdir()} == names
         assert read_config(folder) == config
         for which in (CHECKPOINT, BEST):
-            state = load_run(folder, config, ALGORITHM, ENV, which=which)
+            state = load_run(folder, ALGORITHM, ENV, which=which)
             assert state.learner.weight.shape == (4,) and state.learner.updates == state.updates
         assert state.transitions <= result.transitions
 

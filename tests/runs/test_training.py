@@ -225,7 +225,7 @@ def test_looking_at_a_run_leaves_a_save_under_way_alone(tmp_path):
     partial.write_bytes(b"half")
     with pytest.raises(EnvError):  # its world has no name that leads to it
         open_run(folder)
-    load_run(folder, CONFIG, ALGORITHM, ENV)
+    load_run(folder, ALGORITHM, ENV)
     assert partial.exists()
 
 
@@ -308,13 +308,13 @@ def test_a_replay_is_kept_as_long_as_it_is_needed(hoarded, tmp_path, monkeypatch
     monkeypatch.setattr("majepa.team.make_algorithm", lambda *_: Hoarder())
     for name, which in {"last": CHECKPOINT, "best": BEST}.items():
         assert len(replay_of(folder / which)) == 2 and replay_of(whole / which) == []
-        stopped, ended = (load_run(x, CONFIG, Hoarder(), ENV, which=which) for x in (folder, whole))
+        stopped, ended = (load_run(x, Hoarder(), ENV, which=which) for x in (folder, whole))
         assert stopped.learner.replay["head"] == stopped.updates
         assert ended.learner.replay["head"] == 0 and not ended.learner.replay["rows"].any()
         judged = evaluate(whole, episodes=6, checkpoint=name, env=ENV)
         np.testing.assert_array_equal(judged.argmax.length, result.argmax.length)
         assert evaluate(folder, episodes=2, checkpoint=name, env=ENV).transitions <= 57
-    assert part.transitions == load_run(folder, CONFIG, Hoarder(), ENV).transitions
+    assert part.transitions == load_run(folder, Hoarder(), ENV).transitions
     run(folder, algorithm=Hoarder(), resume=True)
     assert_same_state(whole, folder)
     assert replay_of(folder / BEST) == []
