@@ -80,6 +80,7 @@ def test_maps_as_a_table_has_a_row_per_map():
         assert f" {name} " in result.stdout
 
 
+@pytest.mark.slow
 def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
     out = tmp_path / "deep" / "battle.gif"
     result = told("watch", "3m", "--policy", "nearest", "--out", str(out))

@@ -414,6 +414,7 @@ def test_bins_take_in_both_ends():
     assert whole[0] == -0.5 and whole[-1] == 22.5
 
 
+@pytest.mark.slow
 def test_the_command(folder, tmp_path):
     def majepa(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "majepa", "report", *arguments]

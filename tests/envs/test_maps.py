@@ -107,6 +107,7 @@ def test_every_spawn_is_on_open_ground_and_free(name):
     assert (distance >= 0.95 * contact)[contact > 0].all()
 
 
+@pytest.mark.slow
 def test_a_map_and_a_unit_of_ones_own_in_a_few_lines():
     firebat = dataclasses.replace(
         UNITS["marine"], name="firebat", hp=100, armour=1, damage=8, attacks=2, weapon_range=2

@@ -66,6 +66,7 @@ def test_everything_lies_in_its_space_and_masks_agree():
     assert all(info["illegal_actions"] == 0 for info in infos.values())
 
 
+@pytest.mark.slow
 def test_it_plays_what_the_smac_interface_plays():
     env, smac = parallel_env(DUEL), StarCraft2Env(DUEL, seed=11)
     observations, _ = env.reset(seed=11)

@@ -219,6 +219,7 @@ class TestBadInput:
             Rules(move_amount=0)
 
 
+@pytest.mark.slow
 def test_each_side_starts_a_little_off_its_place_as_a_whole(key):
     plain, _ = jax.jit(BattleEnv(SCENARIOS["2s3z"], rules=Rules(spawn_jitter=0)).reset)(
         jax.random.split(key, 1)

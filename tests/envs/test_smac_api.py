@@ -128,6 +128,7 @@ def test_units_and_state_tell_the_same():
                 assert not row.any()
 
 
+@pytest.mark.slow
 def test_battles_are_those_of_the_device():
     cpu, device = jax.devices("cpu")[0], make_env("sim:2s3z")
     step = jax.jit(device.step)

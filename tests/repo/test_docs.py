@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SLOW = ("docs/environments.md", "docs/new-maps.md", "docs/watching.md", "docs/training.md")
+PAGES = (
+    "README.md", "docs/environments.md", "docs/new-maps.md", "docs/watching.md", "docs/training.md",
+)  # fmt: skip
 
 
 def blocks(page: str) -> list[str]:
@@ -14,9 +16,8 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_run(page):
     found = [block for block in blocks(page) if "Protocol" not in block]
     assert found
