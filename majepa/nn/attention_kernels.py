@@ -14,21 +14,18 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, Int8
 
 from .attention import FAR_BELOW, Limb, Past, Turn, Twigs, exact
-from .kernels import Ref, Slice, dot, like, suit, total
+from .kernels import Ref, Slice, divide, dot, launch, like, suit, total
 
 LONGEST, LARGEST = 128, 128
 """Records or agents whose scores a program can hold, and entries of a head."""
 MOST_STEPS = 16
 """Places of a twig: each is loaded by itself."""
-WARPS = 4
-"""Of a program: enough for so few records."""
 
 
 class Sight(NamedTuple):
@@ -46,6 +43,7 @@ def suits(length: int, before: int, size: int) -> bool:
 
 
 def suits_branches(limb: Limb, twigs: Twigs) -> bool:
+    """Whether they can be held for a step of all roots."""
     roots, steps, size = twigs.keys.shape[3:]
     return suits(roots, limb.keys.shape[3], size) and steps <= MOST_STEPS
 
@@ -71,9 +69,9 @@ def attend(
         head.put(out, 0, Pair(left, right))
 
     width = qkv.shape[2] // 3
-    return _launch(
+    return launch(
         attend_kernel, like(qkv, *qkv.shape[:2], width), (qkv.shape[0], heads),
-        qkv, past, sight, name="attend_all", interpret=interpret,
+        qkv, past, sight, tile="attend_all", interpret=interpret,
     )  # fmt: skip
 
 
@@ -119,9 +117,9 @@ def pull_attend(
                 head.put(out, 2, of_values)
 
     outs = (like(qkv),) if past is None else (like(qkv), like(past.keys), like(past.values))
-    of_qkv, *of_past = _launch(
+    of_qkv, *of_past = launch(
         pull_attend_kernel, outs, (qkv.shape[0], heads),
-        qkv, past, sight, gradient, name="pull_attend_all", interpret=interpret,
+        qkv, past, sight, gradient, tile="pull_attend_all", interpret=interpret,
     )  # fmt: skip
     return of_qkv, tuple(of_past)
 
@@ -180,8 +178,7 @@ class _Head:
 
     def columns(self, kind: int) -> tuple[Slice, Slice]:
         """Of the halves of queries, keys or values."""
-        first, half = kind * self.width + self.head * self.size, self.size // 2
-        return pl.ds(first, half), pl.ds(first + half, half)
+        return halves_of(kind * self.width + self.head * self.size, self.size)
 
     def angles(self, first: int | None = None, rows: int = 0) -> tuple[Array, Array] | None:
         """Of the new records, unless others are named."""
@@ -224,9 +221,9 @@ class _Head:
     def _flags(self, first: int, places: int) -> tuple[Array, Array | None]:
         """Who sees some of the places, and which weights dropout leaves."""
         block = (span(0, self.length), span(first, places))
-        valid = inside(self.length, size_of(places)) & inside(places, size_of(self.length)).T
+        valid = inside_both(self.length, places)
         mask, keep = self.sight
-        at = jax.lax.div(self.number, jnp.asarray(self.sequences, self.number.dtype))
+        at = divide(self.number, self.sequences)[0]
         seen = held(mask.at[(at, *block)], valid) != 0
         if keep is None:
             return seen, None
@@ -258,13 +255,12 @@ def mix_branches(
         step: Ref, keys: Ref, values: Ref, out: Ref,
     ) -> None:  # fmt: skip
         row, head = pl.program_id(0), pl.program_id(1)
-        halves = (pl.ds(0, half), pl.ds(half, half))
+        halves = halves_of(0, size)
         there, now = inside(roots, half), step[0]
         cos, sin = (held(leaf.at[span(0, roots), :], there) for leaf in turn)
 
         def new(kind: int) -> Pair:
-            first = kind * width + head * size
-            cuts = (pl.ds(first, half), pl.ds(first + half, half))
+            cuts = halves_of(kind * width + head * size, size)
             return Pair(*(load(qkv, row, cut, roots) for cut in cuts))
 
         def of_limb(ref: Ref) -> Pair:
@@ -287,8 +283,8 @@ def mix_branches(
         grown = [
             Pair(*(held(at, there) for at in of_twig(old_keys, number))) for number in range(steps)
         ]
-        valid = inside(roots, size_of(places)) & inside(places, size_of(roots)).T
-        at = jax.lax.div(row, jnp.asarray(agents, row.dtype))
+        valid = inside_both(roots, places)
+        at = divide(row, agents)[0]
         seen = held(shared.at[at, span(0, roots), span(0, places)], valid)
         to_shared = size**-0.5 * dots(query, of_limb(limb.keys))
         to_shared = jnp.where(seen != 0, to_shared, FAR_BELOW)
@@ -307,8 +303,8 @@ def mix_branches(
         for raised, pair in zip(single, [*grown, value], strict=True):
             share = raised / whole
             mixed = [so_far + share * exact(x) for so_far, x in zip(mixed, pair, strict=True)]
-        for offset, each in zip((0, half), mixed, strict=True):
-            at = out.at[row, span(0, roots), pl.ds(head * size + offset, half)]
+        for cut, each in zip(halves_of(head * size, size), mixed, strict=True):
+            at = out.at[row, span(0, roots), cut]
             triton.store(at, each.astype(out.dtype), mask=there)
 
     before = tuple(flat(leaf) for leaf in twigs)
@@ -317,9 +313,9 @@ def mix_branches(
         Turn(*(leaf[:, 0] for leaf in turn)), step[None],
     )  # fmt: skip
     outs = (*map(like, before), like(qkv, batch * agents, roots, width))
-    *grown, mixed = _launch(
+    *grown, mixed = launch(
         mix_branches_kernel, outs, (batch * agents, heads), *given,
-        name="mix_branches", interpret=interpret, in_place=2,
+        tile="mix_branches", interpret=interpret, in_place=2,
     )  # fmt: skip
     grown = Twigs(*(leaf.reshape(old.shape) for leaf, old in zip(grown, twigs, strict=True)))
     return mixed.reshape(batch, agents, roots, width), grown
@@ -340,6 +336,17 @@ def inside(rows: int, columns: int) -> Bool[Array, "R C"]:
     """Which of the rows that are loaded at once are there."""
     there = jnp.arange(size_of(rows)) < rows
     return jnp.broadcast_to(there[:, None], (size_of(rows), columns))
+
+
+def inside_both(rows: int, places: int) -> Bool[Array, "R P"]:
+    """The same for rows that look at places."""
+    return inside(rows, size_of(places)) & inside(places, size_of(rows)).T
+
+
+def halves_of(first: int | Array, size: int) -> tuple[Slice, Slice]:
+    """Columns of the halves of a head that begins at `first`."""
+    half = size // 2
+    return pl.ds(first, half), pl.ds(first + half, half)
 
 
 def held(place: Any, there: Bool[Array, "..."]) -> Array:
@@ -368,23 +375,3 @@ def _weights(query: Pair, groups: Sequence[_Group], scale: float) -> list[Float[
 
 def _add(parts: Iterable[Array]) -> Array:
     return functools.reduce(jnp.add, parts)
-
-
-def _launch(
-    kernel: Any,
-    out: Any,
-    grid: tuple[int, ...],
-    *given: Any,
-    name: str,
-    interpret: bool,
-    in_place: int = 0,
-) -> Any:
-    return pl.pallas_call(
-        kernel,
-        out_shape=out,
-        grid=grid,
-        input_output_aliases={number: number for number in range(in_place)},
-        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
-        interpret=interpret,
-        name=name,
-    )(*given)
