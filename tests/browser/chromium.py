@@ -109,6 +109,10 @@ class Page:
         if failure:
             raise RuntimeError(f"{url}: {failure}")
         self._wait(lambda: any(name == "Page.loadEventFired" for name, _ in self.events), url)
+        # Before its first frames a page may miss what the mouse does, or not have its size yet.
+        self.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
 
     def evaluate(self, expression: str) -> Any:
         answer = self.call(
@@ -132,6 +136,16 @@ class Page:
 
     def hover(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def hover_until(self, x: float, y: float, expression: str) -> None:
+        """Move about a place, as a hand does, until an expression is true."""
+
+        def moved() -> Any:
+            self.hover(x + 1, y)
+            self.hover(x, y)
+            return self.evaluate(expression)
+
+        self._wait(moved, expression)
 
     def click(self, x: float, y: float) -> None:
         self.hover(x, y)

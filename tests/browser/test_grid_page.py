@@ -66,8 +66,8 @@ def test_a_curve_says_its_numbers_under_the_pointer(browser, folder):
     left, top, width, height = (
         page.evaluate(f"{box}.{side}") for side in ("left", "top", "width", "height")
     )
-    page.hover(left + 0.45 * width, top + 0.5 * height)
-    page.wait_for("document.querySelector('.readout').textContent.includes('MAPPO 15.0 %')")
+    said = "document.querySelector('.readout').textContent.includes('MAPPO 15.0 %')"
+    page.hover_until(left + 0.45 * width, top + 0.5 * height, said)
 
 
 def test_a_page_without_results_is_drawn(browser, tmp_path):

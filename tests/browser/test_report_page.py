@@ -96,5 +96,5 @@ def test_a_chart_says_its_numbers_under_the_pointer(browser, folder):
     left, top, width, height = (
         page.evaluate(f"{box}.{side}") for side in ("left", "top", "width", "height")
     )
-    page.hover(left + 0.5 * width, top + 0.5 * height)
-    page.wait_for("[...document.querySelectorAll('.readout')].some(x => x.textContent.trim())")
+    said = "[...document.querySelectorAll('.readout')].some(x => x.textContent.trim())"
+    page.hover_until(left + 0.5 * width, top + 0.5 * height, said)

@@ -141,14 +141,13 @@ def test_scrubbing_and_stepping(page, recording):
 def test_hovering_shows_the_numbers_of_that_unit(page, recording, index):
     page.evaluate("majepaViewer.seek(4)")
     unit = page.evaluate("majepaViewer.units()")[index]
-    page.hover(unit["pageX"], unit["pageY"])
+    page.hover_until(unit["pageX"], unit["pageY"], "!document.querySelector('#tip').hidden")
     facts, row = recording.header.units[index], recording.steps[4].units[index]
     words = text_of(page, "#tip")
     assert unit["name"] in words.lower() and facts.side in words
     assert f"{row.hp:g} / {facts.hp_max:g}" in words
     assert f"{round(row.shield, 1):g} / {facts.shield_max:g}" in words
-    page.hover(2, 2)
-    assert page.evaluate("document.querySelector('#tip').hidden")
+    page.hover_until(2, 2, "document.querySelector('#tip').hidden")
 
 
 def chances(page: Page) -> list[float]:
