@@ -10,7 +10,8 @@ Prints one JSON line per measurement:
 - `call`: mean over many calls in a row, of one seed or several in one program; `context` counts how
   many records before the learning ones were needed, as the run's own episodes have it. With
   `--plain` also of the learner without savings that the tests keep;
-- `context`: the same with every episode begun so many records before the learning ones;
+- `context`: the behaviour's half with every episode begun so many records before the learning ones,
+  and the latents that are drawn for it; the world model's half does not depend on that;
 - `phase`: each part of a call by itself, beside the floating-point operations and the bytes of its
   matrix products, counted in the traced program.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -34,14 +36,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from majepa.agent import Learner, Majepa
+from majepa.call_by_call import starts_apart
 from majepa.checkpoint import read_omitted
 from majepa.compilation import COMPILER_OPTIONS
 from majepa.config import MajepaConfig, preset
 from majepa.envs import make_env
+from majepa.flat import flattened
 from majepa.imagine import imagine
 from majepa.nn.layers import cast
 from majepa.nn.transformer import apart
-from majepa.packing import packed
 from majepa.policy.condense import condense_actor, condense_critic
 from majepa.policy.ppo import freeze, replay_targets
 from majepa.replay import Sequence, sample
@@ -50,7 +53,6 @@ from majepa.training import load_run, make_algorithm
 from majepa.world_model import unroll
 from majepa.world_model.condense import Basis, condense_joint, condense_local
 from majepa.world_model.losses import model_loss
-from majepa.world_model.recurrence import chunk_size
 from majepa.world_model.tokens import tokens_of
 
 LEAST = 20_000
@@ -78,8 +80,7 @@ def main() -> None:
                 given = subject.algorithm
                 again = Majepa(given.config, given.spec, steps=given.steps)
                 with plainly():
-                    plain = measure_calls(subject._replace(algorithm=again), 1, options.calls)
-                report(subject, plain | {"plain": True})
+                    report(subject, measure_plain(subject._replace(algorithm=again), options.calls))
         if "context" in kinds:
             for line in measure_contexts(subject, options.repeats):
                 report(subject, line)
@@ -159,26 +160,28 @@ def report(subject: Subject, line: dict[str, Any]) -> None:
 
 
 def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
-    algorithm, learner = subject.algorithm, subject.learner
-    keys = jax.random.split(jax.random.key(1), (calls + 3, seeds))
-    wanted = jnp.ones(seeds, bool)
-    one = algorithm.call
-    if seeds == 1:
-        keys, wanted = keys[:, 0], wanted[0]
-        learner = jax.tree.map(jnp.copy, learner)
-    else:
-        one = packed(one)
-        learner = jax.tree.map(lambda leaf: jnp.stack([leaf] * seeds), learner)
+    algorithm = subject.algorithm
+    updater = algorithm.updater(together=seeds > 1)
+
+    def given(calls: int, key: int) -> tuple[jax.Array, jax.Array]:
+        """Random keys and numbers of calls."""
+        if seeds == 1:
+            return jax.random.key(key), jnp.asarray(calls)
+        return jax.random.split(jax.random.key(key), seeds), jnp.full(seeds, calls)
+
+    def several(leaf: jax.Array) -> jax.Array:
+        return jnp.copy(leaf) if seeds == 1 else jnp.stack([leaf] * seeds)
+
+    learner = flattened(jax.tree.map(several, subject.learner))
     started = time.perf_counter()
-    call = jax.jit(one, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
-    call = call.lower(learner, keys[0], wanted).compile()
-    compiling = time.perf_counter() - started
-    for key in keys[:3]:
-        learner, _ = call(learner, key, wanted)
+    learner, *_ = updater.learn(learner, *given(3, 0))
+    jax.block_until_ready(learner)
+    starting = time.perf_counter() - started
+    # The same views once before: whatever their contexts need is compiled.
+    learner, *_ = updater.learn(learner, *given(calls, 1))
     jax.block_until_ready(learner)
     started = time.perf_counter()
-    for key in keys[3:]:
-        learner, _ = call(learner, key, wanted)
+    learner, *_ = updater.learn(learner, *given(calls, 1))
     jax.block_until_ready(learner)
     spent = time.perf_counter() - started
     return {
@@ -186,16 +189,31 @@ def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
         "seeds": seeds,
         "calls": calls,
         "ms": round(1e3 * spent / calls, 2),
-        "compile_s": round(compiling, 1),
+        "first_three_s": round(starting, 1),
         "context": contexts(subject, 100),
     }
 
 
+def measure_plain(subject: Subject, calls: int) -> dict[str, Any]:
+    """Calls in one program."""
+    keys = jax.random.split(jax.random.key(1), calls + 3)
+    learner, wanted = jax.tree.map(jnp.copy, subject.learner), jnp.asarray(True)
+    call = jax.jit(subject.algorithm.call, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
+    for number, key in enumerate(keys):
+        if number == 3:
+            jax.block_until_ready(learner)
+            started = time.perf_counter()
+        learner, _ = call(learner, key, wanted)
+    jax.block_until_ready(learner)
+    spent = time.perf_counter() - started
+    return {"what": "call", "seeds": 1, "calls": calls, "ms": round(1e3 * spent / calls, 2),
+            "plain": True}  # fmt: skip
+
+
 def contexts(subject: Subject, views: int) -> dict[int, int]:
-    """How often so many records, in whole chunks, are needed before the learning ones; latents are
-    drawn from there on, and caches rebuilt from a chunk that is twice as long."""
+    """How often latents are drawn from so many records before the learning ones on."""
     config, replay = subject.algorithm.config, subject.learner.replay
-    chunk = chunk_size(config.context)
+    apart = starts_apart(config.context, config.replay.learning)
 
     @jax.jit
     def needed(key: jax.Array) -> jax.Array:
@@ -203,7 +221,7 @@ def contexts(subject: Subject, views: int) -> dict[int, int]:
         return unroll.first_needed(view.record, config.context)
 
     first = [int(needed(key)) for key in jax.random.split(jax.random.key(2), views)]
-    found = Counter(config.context - chunk * (begin // chunk) for begin in first)
+    found = Counter(config.context - apart * (begin // apart) for begin in first)
     return dict(sorted(found.items()))
 
 
@@ -221,19 +239,23 @@ def draw_view(subject: Subject, begin: int | None = None) -> Sequence:
 
 def measure_contexts(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]:
     algorithm, learner = subject.algorithm, subject.learner
-    config = algorithm.config
-    bare = learner._replace(replay=None)
-    model = jax.jit(algorithm.train_model)
-    behaviour = jax.jit(algorithm.train_behaviour)
-    for needed in range(0, config.context + 1, chunk_size(config.context)):
-        view = draw_view(subject, config.context - needed)
+    config, key = algorithm.config, jax.random.key(5)
+    behaviour = jax.jit(algorithm.train_behaviour, compiler_options=COMPILER_OPTIONS)
+    apart = starts_apart(config.context, config.replay.learning)
+    for begin in range(config.context // apart * apart, -1, -apart):
+        view = draw_view(subject, begin)
+        program = jax.jit(
+            functools.partial(algorithm.draw_latents, begin=begin),
+            compiler_options=COMPILER_OPTIONS,
+        )
+        of_latents = (learner.params.local, view, key)
+        of_behaviour = (learner.params, learner.optimizers, view, key, program(*of_latents))
+        latents_ms = clock(program, of_latents, repeats)
         yield {
             "what": "context",
-            "records": needed,
-            "model_ms": clock(model, (bare, view, jax.random.key(4)), repeats),
-            "behaviour_ms": clock(
-                behaviour, (learner.params, learner.optimizers, view, jax.random.key(5)), repeats
-            ),
+            "records": config.context - begin,
+            "latents_ms": latents_ms,
+            "behaviour_ms": round(latents_ms + clock(behaviour, of_behaviour, repeats), 2),
         }
 
 
@@ -243,7 +265,8 @@ def measure_phases(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]:
     needed = config.context - begin
     for name, function, arguments in phases(subject, view):
         work = counted(function, arguments, begin)
-        ms = clock(jax.jit(function), arguments, repeats)
+        program = jax.jit(function, compiler_options=COMPILER_OPTIONS)
+        ms = clock(program, arguments, repeats)
         yield {
             "what": "phase",
             "phase": name,
@@ -309,7 +332,7 @@ def phases(subject: Subject, view: Sequence) -> Iterator[tuple[str, Callable, tu
         return freeze(imagined, critic, config)
 
     frozen = jax.jit(judge)(thin[3])
-    replayed = replay_targets(roots.s, record, frozen.returns[0], config)
+    replayed = replay_targets(record, frozen.returns[0], config)
 
     def improve(params: Any, optimizers: Any) -> Any:
         return algorithm.improve(params, optimizers, frozen, replayed, basis)

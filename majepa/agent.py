@@ -7,7 +7,7 @@ with the new parameters, imagines from it, and takes five steps of actor and cri
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,8 +21,8 @@ from .algorithm import (
     Decision,
     Device,
     Experience,
-    HostUpdate,
     Metrics,
+    Updater,
     agent_keys,
     without_replay,
 )
@@ -44,9 +44,7 @@ from .policy.ppo import (
     actor_loss,
     critic_loss,
     freeze,
-    judged,
     replay_targets,
-    values,
 )
 from .replay import Record, Replay, Sequence, insert, make_replay, num_starts, sample, write_back
 from .world_model.condense import Basis, condense_joint, condense_local
@@ -54,7 +52,7 @@ from .world_model.joint import JointModel
 from .world_model.local import Dynamics, Encoder, LocalModel, Posterior, feature
 from .world_model.losses import model_loss
 from .world_model.tokens import one_hot_vec
-from .world_model.unroll import reinfer
+from .world_model.unroll import draw_latents, reinfer, roots_of
 
 
 class Params(NamedTuple):
@@ -106,6 +104,22 @@ class Fresh(NamedTuple):
     """Whether they are to be stored."""
 
 
+class Half(NamedTuple):
+    """What a half of a call says beside what it learned."""
+
+    latent: Int[Array, "B L N S"]
+    """Inferred anew for the learning records of its view."""
+    metrics: dict[str, Float[Array, ""]]
+    """Zero for a run that did not want it."""
+
+
+class Bad(NamedTuple):
+    """Calls in a row in which some step was left out: before a call, and after its first half."""
+
+    before: Int[Array, ""]
+    now: Int[Array, ""]
+
+
 class Executor(eqx.Module):
     """All that an agent needs to act: nothing of the joint model, nothing of the critic."""
 
@@ -137,7 +151,8 @@ class Majepa:
         self.critic_optimizer = Optimizer(rates, rates.critic_rate)
         # Traced once, though the shapes of their results are asked for apart.
         self._call = jax.jit(self.call)
-        self._train_behaviour = jax.jit(self.train_behaviour)
+        self._behaviour_half = jax.jit(self.behaviour_half)
+        self._updaters: dict[tuple[bool, Device | None], Updater] = {}
 
     @property
     def cadence(self) -> Cadence:
@@ -286,9 +301,15 @@ class Majepa:
         self, state: Learner, totals: Totals, calls: Int[Array, ""], rows: Int[Array, ""]
     ) -> Metrics:
         return diagnostics.mean(totals, calls) | {
-            "learner/calls": state.calls.astype(jnp.float32),
-            "learner/replay_rows": rows.astype(jnp.float32),
-            "nonfinite_in_a_row": state.nonfinite.astype(jnp.float32),
+            name: count.astype(jnp.float32) for name, count in self.counts(state, rows).items()
+        }
+
+    def counts(self, state: Learner, rows: Any) -> dict[str, Any]:
+        """What a learner has counted, and so many rows of its replay, by the names of metrics."""
+        return {
+            "learner/calls": state.calls,
+            "learner/replay_rows": rows,
+            "nonfinite_in_a_row": state.nonfinite,
         }
 
     def call(
@@ -321,40 +342,87 @@ class Majepa:
         self, before: Learner, views: Views, key: Key[Array, ""], wanted: Bool[Array, ""]
     ) -> tuple[Learner, Fresh, Totals]:
         """A call of a learner without its replay."""
-        config = self.config
-        _, _, key_model, key_behaviour = jax.random.split(key, 4)
-        trained, fresh, model_metrics = self.train_model(before, views.model, key_model)
-        learner = if_wanted(wanted, trained, before)
-        active = wanted & (learner.calls >= config.collect.model_only_calls)
-        params, optimizers, refreshed, behaviour_metrics = jax.lax.cond(
-            most(active), self._train_behaviour, self._leave_behaviour,
-            learner.params, learner.optimizers, views.behaviour, key_behaviour,
+        key_model, key_behaviour = keys_of_halves(key)
+        learner, model, active = self.model_half(before, views.model, key_model, wanted)
+        params, optimizers, nonfinite, behaviour = jax.lax.cond(
+            most(active), self._behaviour_half, self._leave_behaviour,
+            learner.params, learner.optimizers, Bad(before.nonfinite, learner.nonfinite),
+            views.behaviour, key_behaviour, active,
         )  # fmt: skip
-        all_taken = behaviour_metrics["finite/actor"] * behaviour_metrics["finite/critic"] == 1
-        (actor, critic), (actor_state, critic_state) = if_wanted(
-            active,
-            (params[2:], optimizers[2:]),
-            (learner.params[2:], learner.optimizers[2:]),
-        )
+        # The world model's come out of the branch as they went in, but as copies.
         learner = learner._replace(
-            params=learner.params._replace(actor=actor, critic=critic),
-            optimizers=learner.optimizers._replace(actor=actor_state, critic=critic_state),
-            calls=learner.calls + wanted,
-            nonfinite=jnp.where(active & ~all_taken, before.nonfinite + 1, learner.nonfinite),
+            params=Params(*learner.params[:2], *params[2:]),
+            optimizers=Optimizers(*learner.optimizers[:2], *optimizers[2:]),
+            nonfinite=nonfinite,
         )
-        is_model = config.replay.write_back == "model"
-        nothing = jax.tree.map(jnp.zeros_like, (model_metrics, behaviour_metrics))
-        totals = Totals(
-            if_wanted(wanted, model_metrics, nothing[0]),
-            if_wanted(active, behaviour_metrics, nothing[1]),
-            active.astype(jnp.float32),
+        is_model = self.config.replay.write_back == "model"
+        fresh = Fresh(model.latent, wanted) if is_model else Fresh(behaviour.latent, active)
+        return learner, fresh, Totals(model.metrics, behaviour.metrics, active.astype(jnp.float32))
+
+    def updater(self, *, together: bool = False, host: Device | None = None) -> Updater:
+        from .call_by_call import CallByCall
+
+        if (together, host) not in self._updaters:
+            self._updaters[together, host] = CallByCall(self, together=together, host=host)
+        return self._updaters[together, host]
+
+    def model_half(
+        self, before: Learner, view: Sequence, key: Key[Array, ""], wanted: Bool[Array, ""]
+    ) -> tuple[Learner, Half, Bool[Array, ""]]:
+        """A call up to where the world model has learned; and whether the behaviour is to follow.
+
+        Nothing is asked of the learner that belongs to the behaviour, or to the replay.
+        """
+        learner, fresh, metrics = self.train_model(before, view, key)
+        nothing = jax.tree.map(jnp.zeros_like, metrics)
+        learner, metrics = if_wanted(wanted, (learner, metrics), (before, nothing))
+        active = wanted & (learner.calls >= self.config.collect.model_only_calls)
+        return learner._replace(calls=learner.calls + wanted), Half(fresh, metrics), active
+
+    def behaviour_half(
+        self,
+        params: Params,
+        optimizers: Optimizers,
+        bad: Bad,
+        view: Sequence,
+        key: Key[Array, ""],
+        active: Bool[Array, ""],
+        latent: Int[Array, "B T N S"] | None = None,
+    ) -> tuple[Params, Optimizers, Int[Array, ""], Half]:
+        """The rest of a call; `latent`: what `draw_latents` found for the view."""
+        new, states, refreshed, metrics = self.train_behaviour(
+            params, optimizers, view, key, latent
         )
-        return learner, Fresh(fresh, wanted) if is_model else Fresh(refreshed, active), totals
+        # Shares of epochs, up to rounding.
+        taken = jnp.minimum(metrics["finite/actor"], metrics["finite/critic"])
+        all_taken = taken > 1 - 0.5 / self.config.policy.epochs
+        nothing = jax.tree.map(jnp.zeros_like, metrics)
+        own, metrics = if_wanted(
+            active, ((new[2:], states[2:]), metrics), ((params[2:], optimizers[2:]), nothing)
+        )
+        nonfinite = jnp.where(active & ~all_taken, bad.before + 1, bad.now)
+        return (
+            Params(*params[:2], *own[0]),
+            Optimizers(*optimizers[:2], *own[1]),
+            nonfinite,
+            Half(refreshed, metrics),
+        )
 
-    def host_update(self, host: Device, device: Device) -> HostUpdate:
-        from .host_replay import HostReplay
-
-        return HostReplay(self, host, device)
+    def _leave_behaviour(
+        self,
+        params: Params,
+        optimizers: Optimizers,
+        bad: Bad,
+        view: Sequence,
+        key: Key[Array, ""],
+        active: Bool[Array, ""],
+    ) -> tuple[Params, Optimizers, Int[Array, ""], Half]:
+        """What `behaviour_half` returns, where it does not run yet."""
+        given = (params, optimizers, bad, view, key, active)
+        shapes = jax.eval_shape(self._behaviour_half, *given)[3].metrics
+        metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        latent = view.record.latent[:, self.config.context :]
+        return params, optimizers, bad.now, Half(latent, metrics)
 
     def train_model(
         self, learner: Learner, view: Sequence, key: Key[Array, ""]
@@ -365,7 +433,7 @@ class Majepa:
         (total, loss), (local_gradient, joint_gradient) = objective(
             (params.local, params.joint), learner.target_encoder, view, self.config, key
         )
-        good = jnp.isfinite(total) & is_finite((local_gradient, joint_gradient))
+        good = jnp.isfinite(total) & is_finite(local_gradient) & is_finite(joint_gradient)
         local, local_state, local_report = apply_update(
             self.model_optimizer, local_gradient, optimizers.local, params.local, good
         )
@@ -384,8 +452,21 @@ class Majepa:
         fresh = jnp.where(good, loss.latent, view.record.latent[:, self.config.context :])
         return learner, fresh, diagnostics.of_model(total, loss, local_report, joint_report)
 
+    def draw_latents(
+        self, local: LocalModel, view: Sequence, key: Key[Array, ""], begin: int
+    ) -> Int[Array, "B T N S"]:
+        """What `train_behaviour` draws for a view of which records from `begin` on are needed."""
+        local = apart(cast(local, jnp.dtype(self.config.precision)))
+        key_infer, _ = jax.random.split(key)
+        return draw_latents(condense_local(local, Basis(local.dynamics)), view, key_infer, begin)
+
     def train_behaviour(
-        self, params: Params, optimizers: Optimizers, view: Sequence, key: Key[Array, ""]
+        self,
+        params: Params,
+        optimizers: Optimizers,
+        view: Sequence,
+        key: Key[Array, ""],
+        latent: Int[Array, "B T N S"] | None = None,
     ) -> tuple[Params, Optimizers, Int[Array, "B L N S"], dict[str, Array]]:
         """Reconstruct, imagine, freeze, then actor and critic in turn on the frozen batch."""
         config = self.config
@@ -397,17 +478,19 @@ class Majepa:
         actor = cast(condense_actor(params.actor, basis), dtype)
         target_critic = condense_critic(params.critic, basis)
         key_infer, key_imagine = jax.random.split(key)
-        roots = reinfer(local, joint, view, config.context, key_infer)
+        if latent is None:
+            roots = reinfer(local, joint, view, config.context, key_infer)
+        else:
+            roots = roots_of(local, joint, view, config.context, latent)
         record: Record = jax.tree.map(lambda leaf: leaf[:, config.context :], view.record)
         imagined = imagine(
             local, joint, actor, roots, record, config, self.spec.noop_index, key_imagine
         )
         frozen = freeze(imagined, target_critic, config)
-        replayed = replay_targets(roots.s, record, frozen.returns[0], config)
+        replayed = replay_targets(record, frozen.returns[0], config)
         # From here on the target critic would be copied from the new critic: it is read no more.
         params, optimizers, epochs = self.improve(params, optimizers, frozen, replayed, basis)
-        value = values(target_critic, replayed.s, replayed.present, replayed.alive, config)
-        metrics = diagnostics.of_behaviour(imagined, frozen, replayed, epochs, value)
+        metrics = diagnostics.of_behaviour(imagined, frozen, replayed, epochs)
         return params, optimizers, roots.z, metrics
 
     def improve(
@@ -419,13 +502,13 @@ class Majepa:
         basis: Basis,
     ) -> tuple[Params, Optimizers, Epoch]:
         """Interleaved steps of actor and critic on the whole frozen batch of condensed states."""
-        config, states = self.config, judged(frozen, replayed)
+        config = self.config
 
         def loss_of_actor(actor: Actor, old: Array, is_first: Array) -> tuple:
             return actor_loss(condense_actor(actor, basis), frozen, old, is_first, config)
 
         def loss_of_critic(critic: Critic) -> tuple:
-            return critic_loss(condense_critic(critic, basis), states, config)
+            return critic_loss(condense_critic(critic, basis), frozen, replayed, config)
 
         def epoch(carry: tuple, number: Int[Array, ""]) -> tuple[tuple, Epoch]:
             params, optimizers, old = carry
@@ -452,13 +535,11 @@ class Majepa:
         )
         return params, optimizers, epochs
 
-    def _leave_behaviour(
-        self, params: Params, optimizers: Optimizers, view: Sequence, key: Key[Array, ""]
-    ) -> tuple[Params, Optimizers, Int[Array, "B L N S"], dict[str, Array]]:
-        """What `train_behaviour` returns, where it does not run yet."""
-        shapes = jax.eval_shape(self._train_behaviour, params, optimizers, view, key)[3]
-        metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return params, optimizers, view.record.latent[:, self.config.context :], metrics
+
+def keys_of_halves(key: Key[Array, ""]) -> tuple[Key[Array, ""], Key[Array, ""]]:
+    """Of a call's world model and behaviour; `draw` has two more."""
+    _, _, key_model, key_behaviour = jax.random.split(key, 4)
+    return key_model, key_behaviour
 
 
 def act(

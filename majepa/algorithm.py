@@ -7,7 +7,7 @@ carry, one entry per environment). Both are made, passed and returned; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -134,33 +134,52 @@ class Decentralised(Protocol):
         ...
 
 
+class Program(NamedTuple):
+    """What an `Updater` runs, traced."""
+
+    name: str
+    lowered: jax.stages.Lowered
+    held: Any
+    """Which of its arguments belong to a learner."""
+
+
 @runtime_checkable
-class HostUpdate(Protocol):
-    """`update` of a learner whose replay lies in host memory; the host drives its programs."""
+class Updater(Protocol):
+    """`update` in several programs, which the host calls one after another.
+
+    Learners are `flattened`.
+    """
 
     @property
-    def device(self) -> Device:
-        """Where everything but the replay lies."""
+    def host(self) -> Device | None:
+        """Where the replay lies, if not with everything else,"""
+        ...
+
+    @property
+    def device(self) -> Device | None:
+        """which then lies here."""
         ...
 
     def place(self, learner: Any) -> Any:
         """A learner with every part where it belongs."""
         ...
 
-    def lowered(self, learner: Any, key: Any) -> jax.stages.Lowered:
-        """What runs on the device, traced for arrays or their shapes."""
+    def programs(self, learner: Any, data: Any, key: Any) -> Iterator[Program]:
+        """What learns, longest first, traced for arrays or their shapes."""
         ...
 
-    def __call__(
-        self, state: Any, data: Experience, key: Key[Array, ""]
-    ) -> tuple[Any, Metrics]: ...
+    def __call__(self, learner: Any, data: Experience, key: Key[Array, "..."]) -> tuple[Any, Any]:
+        """The learner after an update, and its metrics in one piece."""
+        ...
 
 
 @runtime_checkable
-class HostReplayed(Protocol):
-    """An algorithm whose learner may have its `replay` on another device than the rest."""
+class InPrograms(Protocol):
+    """An algorithm whose update is better run in several programs than in one."""
 
-    def host_update(self, host: Device, device: Device) -> HostUpdate: ...
+    def updater(self, *, together: bool = False, host: Device | None = None) -> Updater:
+        """For runs that learn `together`, or one whose learner has its `replay` on `host`."""
+        ...
 
 
 def without_replay(learner: Any) -> Any:
@@ -197,10 +216,11 @@ __all__ = [
     "Decision",
     "Device",
     "Experience",
-    "HostReplayed",
-    "HostUpdate",
+    "InPrograms",
     "Metrics",
+    "Program",
     "Row",
+    "Updater",
     "agent_key",
     "agent_keys",
     "shapes_on",

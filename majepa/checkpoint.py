@@ -25,7 +25,7 @@ import safetensors
 from . import __version__
 from .files import written_beside
 
-FORMAT = 2
+FORMAT = 3
 """Raised when files of older versions can no longer be read as they are."""
 
 DTYPES = {

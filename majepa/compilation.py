@@ -15,6 +15,9 @@ COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_thr
 """Of programs that learn, for GPUs; CPUs do not mind. Products are those of the library: to try
 kernels of the compiler's own against them takes longer than all the rest of compiling. Nor are
 products joined, for which their factors would be copied next to each other."""
+EVALUATION_OPTIONS = {**COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
+"""Of programs that evaluate: they are compiled while others learn, whose times on the device would
+be taken for their own, and which would be held up."""
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
 

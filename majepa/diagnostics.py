@@ -59,13 +59,9 @@ def of_model(
 
 
 def of_behaviour(
-    imagined: Imagined,
-    frozen: Frozen,
-    replayed: ReplayTargets,
-    epochs: Epoch,
-    replay_value: Float[Array, "B T N"],
+    imagined: Imagined, frozen: Frozen, replayed: ReplayTargets, epochs: Epoch
 ) -> dict[str, Float[Array, ""]]:
-    """`replay_value` is the target critic's, on the states of `replayed`."""
+    replay_value = replayed.among(frozen.value)
     first, last = (jax.tree.map(lambda leaf, k=k: leaf[k], epochs) for k in (0, -1))
     decisions, states = frozen.actor_weight, frozen.value_weight
     return {

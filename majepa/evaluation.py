@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from .algorithm import Algorithm
 from .collect import Stream, begin, endless
+from .compilation import EVALUATION_OPTIONS
 from .envs.base import Env
 from .stats import wilson
 
@@ -63,7 +64,7 @@ def evaluate(
     greedy: bool,
 ) -> Evaluation:
     """Play `episodes` episodes; argmax and sampled actions share one compiled program."""
-    tally = jax.device_get(_play(algorithm, env, episodes, state, key, jnp.asarray(greedy)))
+    tally = jax.device_get(_play(algorithm, env, episodes, state, key, np.asarray(greedy)))
     if not tally.is_over.all():
         raise endless(env.spec, int((~tally.is_over).sum()), episodes)
     return Evaluation(tally.won, tally.episode_return, tally.length, greedy)
@@ -87,7 +88,7 @@ class _Tally(NamedTuple):
     is_over: Bool[Array, " E"]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=EVALUATION_OPTIONS)
 def _play(
     algorithm: Algorithm,
     env: Env,

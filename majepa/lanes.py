@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key
+import numpy as np
+from jaxtyping import Array, Bool, Int, Key
 
-from .algorithm import Algorithm, Experience, HostUpdate, without_replay
+from .algorithm import Algorithm, Experience, Program, Updater, without_replay
 from .collect import Collected, Counts, Health, Stream, check_health, collect
 from .compilation import COMPILER_OPTIONS
 from .envs.base import Env, EnvError
+from .flat import Flat, Scalars, flattened, restored
 from .log import Clock
 from .memory import Need, bytes_of, need_of
 from .packing import packed
@@ -27,6 +29,17 @@ class RunState(NamedTuple):
     key: Key[Array, ""]
     transitions: int
     updates: int
+
+
+class Gathered(NamedTuple):
+    """`Collected`, as the loop takes it."""
+
+    data: Experience
+    stream: Flat[Stream]
+    counts: Counts
+    sound: Bool[Array, "..."]
+    """Whether there is nothing in `health` to look at."""
+    health: Health
 
 
 class News(NamedTuple):
@@ -48,31 +61,33 @@ class Lanes:
         env: Env,
         states: list[RunState],
         clock: Clock,
-        host_update: HostUpdate | None = None,
+        updater: Updater | None = None,
     ) -> None:
-        """`states` is emptied; `host_update`: of an only run whose replay lies in host memory."""
+        """`states` is emptied; `updater`: what learns, of an algorithm that has one."""
         self.algorithm, self.env, self.clock = algorithm, env, clock
-        self._host_update: HostUpdate | None = None
         self._is_one = len(states) == 1
         self.transitions = [state.transitions for state in states]
         self.updates = [state.updates for state in states]
         held = [(state.learner, state.stream, state.key) for state in states]
         states.clear()
-        self._learner, self._stream, self._key = held[0] if self._is_one else _joined(held)
-        if host_update is not None:
-            self.leave_replay_to(host_update)
+        learner, stream, self._key = held[0] if self._is_one else _joined(held)
+        self._learner, self._stream = flattened(learner), Flat.of(stream)
+        self._updater: Updater | None = None
+        if updater is not None:
+            self.learn_by(updater)
 
     @property
     def on_host(self) -> bool:
         """Whether the replay lies in host memory."""
-        return self._host_update is not None
+        return is_on_host(self._updater)
 
-    def leave_replay_to(self, host_update: HostUpdate) -> None:
-        """From here on the replay of the only run lies in host memory."""
-        self._host_update = host_update
-        self._learner = host_update.place(self._learner)
-        # A program is compiled again for arrays that are not bound to a device.
-        self._stream, self._key = jax.device_put((self._stream, self._key), host_update.device)
+    def learn_by(self, updater: Updater) -> None:
+        """From here on the runs learn so, with everything where that wants it."""
+        self._updater = updater
+        self._learner = updater.place(self._learner)
+        if updater.host is not None:
+            # A program is compiled again for arrays that are not bound to a device.
+            self._stream, self._key = jax.device_put((self._stream, self._key), updater.device)
 
     def _of(self, lane: int, tree: Any) -> Any:
         """What belongs to one run of what holds for all."""
@@ -87,55 +102,60 @@ class Lanes:
         return self._state(lane, without_replay(self._learner))
 
     def _state(self, lane: int, learners: Any) -> RunState:
-        learner, stream, key = self._of(lane, (learners, self._stream, self._key))
+        held = (restored(learners), self._stream.tree, self._key)
+        learner, stream, key = self._of(lane, held)
         return RunState(learner, stream, key, self.transitions[lane], self.updates[lane])
 
     def need(self) -> Need | None:
-        """Compile the program that learns, once for the run, and say what it will take."""
+        """Compile the programs that learn, once for the run, and say what they will take."""
+        together = not self._is_one
         with self.clock.measure("compiling", "update"):
-            program = _lowered_update(
-                self.algorithm, self.env, self._learner, self._stream, self._key,
-                together=not self._is_one, host_update=self._host_update,
-            ).compile()  # fmt: skip
+            needs = [
+                need_of(program.lowered.compile().memory_analysis(), program.held)
+                for program in _learning_programs(
+                    self.algorithm, self.env, self._learner, self._stream, self._key,
+                    together=together, updater=self._updater,
+                )
+            ]  # fmt: skip
+        known = [need.temporaries for need in needs if need is not None]
         held = without_replay(self._learner) if self.on_host else self._learner
-        return need_of(program.memory_analysis(), held, self._stream)
+        return Need(bytes_of((held, self._stream)), max(known)) if known else None
 
     def advance(self, active: Sequence[int]) -> dict[int, News]:
         """Collect a batch for each run, look at it, and learn from it."""
-        algorithm, env, is_one = self.algorithm, self.env, self._is_one
-        updates = self.updates[0] if is_one else jnp.asarray(self.updates)
-        keys = _batch_keys(self._key, updates, together=not is_one)
+        algorithm, env, together = self.algorithm, self.env, not self._is_one
+        updates = np.asarray(self.updates if together else self.updates[0], np.int32)
+        keys = _batch_keys(self._key, updates, together=together)
         with self.clock.measure("collecting", "collect"):
-            gathered = _collect(
-                algorithm, env, without_replay(self._learner), self._stream, keys[0],
-                together=not is_one,
-            )  # fmt: skip
-            found = jax.device_get((gathered.counts, gathered.health))
-        each = {lane: self._of(lane, found) for lane in active}
-        faults = {lane: self._fault(health) for lane, (_, health) in each.items()}
-        if is_one and (fault := faults[0]) is not None:
+            actors = _actors(self._learner, on_host=self.on_host)
+            gathered = _collect(algorithm, env, actors, self._stream, keys[0], together=together)
+            counts, sound = jax.device_get((gathered.counts, gathered.sound))
+            health = None if np.all(sound) else jax.device_get(gathered.health)
+        faults = {lane: self._fault(self._of(lane, health)) for lane in active}
+        if self._is_one and (fault := faults[0]) is not None:
             raise fault
         with self.clock.measure("learning", "update"):
-            if self._host_update is not None:
-                self._learner, metrics = self._host_update(self._learner, gathered.data, keys[1])
-            else:
+            if self._updater is None:
                 self._learner, metrics = _update(
-                    algorithm, self._learner, gathered.data, keys[1], together=not is_one
+                    algorithm, self._learner, gathered.data, keys[1], together=together
                 )
-            metrics = jax.device_get(jax.block_until_ready((self._learner, metrics))[1])
+            else:
+                self._learner, metrics = self._updater(self._learner, gathered.data, keys[1])
+            metrics = jax.device_get(metrics)
         self._stream = gathered.stream
-        for lane, (counts, _) in each.items():
-            self.transitions[lane] += int(counts.transitions)
+        each = {lane: self._of(lane, counts) for lane in active}
+        for lane, own in each.items():
+            self.transitions[lane] += int(own.transitions)
             self.updates[lane] += 1
         return {
-            lane: News(counts, self._of(lane, metrics), faults[lane])
-            for lane, (counts, _) in each.items()
+            lane: News(own, self._of(lane, metrics).by_name(), faults[lane])
+            for lane, own in each.items()
         }
 
-    def _fault(self, health: Health) -> EnvError | None:
-        """What is wrong with the rows of one run."""
+    def _fault(self, health: Health | None) -> EnvError | None:
+        """What is wrong with the rows of one run; without a health nothing is."""
         try:
-            check_health(health, self.env.spec, self.algorithm.cadence.num_envs)
+            check_health(health or {}, self.env.spec, self.algorithm.cadence.num_envs)
         except EnvError as error:
             return error
         return None
@@ -156,49 +176,69 @@ def joining(shapes: Any, runs: int) -> int:
     return 0 if runs == 1 else runs * max(map(bytes_of, jax.tree.leaves(shapes)))
 
 
+def is_on_host(updater: Updater | None) -> bool:
+    """Whether what learns so has its replay in host memory."""
+    return updater is not None and updater.host is not None
+
+
 def lane_programs(
-    algorithm: Algorithm, env: Env, shapes: RunState, runs: int, host_update: HostUpdate | None
+    algorithm: Algorithm, env: Env, shapes: RunState, runs: int, updater: Updater | None
 ) -> Iterator[tuple[str, jax.stages.Lowered]]:
-    """What will advance so many runs, by name, traced for a state of which there are only shapes
-    yet."""
+    """What will advance so many runs, by the names that the clock has for them, traced for a state
+    of which there are only shapes yet."""
     held = (shapes.learner, shapes.stream, shapes.key)
     if runs > 1:
         held = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype), held
         )
-    learner, stream, key = held
+    learner, stream, key = flattened(held[0]), Flat.of(held[1]), held[2]
     together = runs > 1
-    yield (
-        "update",
-        _lowered_update(
-            algorithm, env, learner, stream, key, together=together, host_update=host_update
-        ),
-    )
-    acting = without_replay(learner)
-    yield "collect", _collect.lower(algorithm, env, acting, stream, key, together=together)
+    for program in _learning_programs(
+        algorithm, env, learner, stream, key, together=together, updater=updater
+    ):
+        yield "update", program.lowered
+    actors = _actors(learner, on_host=is_on_host(updater))
+    yield "collect", _collect.lower(algorithm, env, actors, stream, key, together=together)
+    updates = jax.ShapeDtypeStruct((runs,) if together else (), np.int32)
+    yield "keys", _batch_keys.lower(key, updates, together=together)
 
 
-def _lowered_update(
-    algorithm: Algorithm, env: Env, learner: Any, stream: Any, key: Any, *,
-    together: bool, host_update: HostUpdate | None,
-) -> jax.stages.Lowered:  # fmt: skip
-    """The program that learns, traced for arrays or their shapes."""
-    if host_update is not None:
-        return host_update.lowered(learner, key)
-    gathered = jax.eval_shape(
-        functools.partial(_collect, algorithm, env, together=together),
-        without_replay(learner), stream, key,
-    )  # fmt: skip
-    return _update.lower(algorithm, learner, gathered.data, key, together=together)
+def _learning_programs(
+    algorithm: Algorithm, env: Env, learner: Any, stream: Flat[Stream], key: Any, *,
+    together: bool, updater: Updater | None,
+) -> Iterator[Program]:  # fmt: skip
+    """What learns, traced for arrays or their shapes."""
+    actors = _actors(learner, on_host=is_on_host(updater))
+    data = jax.eval_shape(
+        functools.partial(_collect, algorithm, env, together=together), actors, stream, key
+    ).data
+    if updater is not None:
+        yield from updater.programs(learner, data, key)
+        return
+    lowered = _update.lower(algorithm, learner, data, key, together=together)
+    yield Program("update", lowered, learner)
+
+
+def _actors(learner: Any, *, on_host: bool) -> Any:
+    """What collects; a replay comes along, unread, unless it lies where no program may read it."""
+    return without_replay(learner) if on_host else learner
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="together")
 def _collect(
-    algorithm: Algorithm, env: Env, learner: Any, stream: Stream, key: Key[Array, "..."], *,
+    algorithm: Algorithm, env: Env, learner: Any, stream: Flat[Stream], key: Key[Array, "..."], *,
     together: bool,
-) -> Collected:  # fmt: skip
-    one = functools.partial(collect, algorithm, env, rows=algorithm.cadence.rows)
-    return (packed(one) if together else one)(learner, stream, key)
+) -> Gathered:  # fmt: skip
+    def one(learner: Any, stream: Stream, key: Key[Array, ""]) -> Collected:
+        return collect(algorithm, env, learner, stream, key, rows=algorithm.cadence.rows)
+
+    acting = restored(without_replay(learner))
+    found = (packed(one) if together else one)(acting, stream.tree, key)
+    sound = [jnp.all(fault.amount == 0, axis=-1) for fault in found.health.values()]
+    return Gathered(
+        found.data, Flat.of(found.stream), found.counts, jnp.all(jnp.stack(sound), axis=0),
+        found.health,
+    )  # fmt: skip
 
 
 @functools.partial(
@@ -210,16 +250,20 @@ def _collect(
 )
 def _update(
     algorithm: Algorithm, learner: Any, data: Experience, key: Key[Array, "..."], *, together: bool
-) -> tuple[Any, Mapping[str, Array]]:
-    one = algorithm.update
-    return (packed(one) if together else one)(learner, data, key)
+) -> tuple[Any, Scalars]:
+    def one(learner: Any, data: Experience, key: Key[Array, ""]) -> tuple[Any, Scalars]:
+        learner, metrics = algorithm.update(learner, data, key)
+        return learner, Scalars.of(metrics)
+
+    learner, metrics = (packed(one) if together else one)(restored(learner), data, key)
+    return flattened(learner), metrics
 
 
 @functools.partial(jax.jit, static_argnames="together")
 def _batch_keys(
-    key: Key[Array, "..."], update: Int[Array, "..."] | int, *, together: bool
+    key: Key[Array, "..."], update: Int[Array | np.ndarray, "..."], *, together: bool
 ) -> tuple[Array, Array]:
-    def one(key: Key[Array, ""], update: Int[Array, ""] | int) -> tuple[Array, Array]:
+    def one(key: Key[Array, ""], update: Any) -> tuple[Array, Array]:
         key_collect, key_update = jax.random.split(jax.random.fold_in(key, update))
         return key_collect, key_update
 

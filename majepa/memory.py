@@ -38,19 +38,21 @@ def bytes_of(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def need_of(stats: Any, learner: Any, beside: Any) -> Need | None:
-    """Of a program that learns while `beside` is held too, by its `memory_analysis`; none where
-    the compiler has none."""
+def need_of(stats: Any, held: Any) -> Need | None:
+    """Of a program that learns, by its `memory_analysis`; none where the compiler has none.
+
+    `held`: which of its arguments a learner holds anyway; others are there for it alone.
+    """
     if stats is None:
         return None
-    held = bytes_of(learner)
+    state = bytes_of(held)
     used = (
         stats.argument_size_in_bytes
         + stats.output_size_in_bytes
         - stats.alias_size_in_bytes
         + stats.temp_size_in_bytes
     )
-    return Need(held + bytes_of(beside), max(0, used - held))
+    return Need(state, max(0, used - state))
 
 
 def require_room(need: Need, there: Memory | None, config: TrainConfig, runs: int = 1) -> None:

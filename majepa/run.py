@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -96,6 +96,8 @@ class Run:
         self._saved: int | None = None
         self._planned: int | None = None
         self.progress = make_progress(console, config.steps, clock)
+        self.wait_for_end: Callable[[], Any] | None = None
+        """Until what the last evaluation runs is compiled, by a thread that does so meanwhile."""
 
     def __enter__(self) -> Run:
         return self
@@ -160,6 +162,9 @@ class Run:
         self.save(lanes[lane])
         argmax, sampled = None, None
         if stopped != INTERRUPTED:
+            if self.wait_for_end is not None:
+                with self.clock.measure("compiling"):
+                    self.wait_for_end()
             argmax, sampled = self.evaluate(lanes, lane, "stopped" if stopped else "final")
         if stopped is None:
             self._writer.wait()

@@ -24,8 +24,8 @@ from .ahead import Ahead
 from .algorithm import (
     Algorithm,
     Device,
-    HostReplayed,
-    HostUpdate,
+    InPrograms,
+    Updater,
     shapes_on,
     without_replay,
 )
@@ -36,7 +36,7 @@ from .envs.base import Env, EnvError, EnvSpec
 from .envs.make import make_env
 from .evaluation import evaluation_program
 from .interrupt import interruptible
-from .lanes import Lanes, RunState, joining, lane_programs
+from .lanes import Lanes, RunState, is_on_host, joining, lane_programs
 from .log import Clock, cut_back
 from .memory import Need, NoRoom, bytes_of, require_room
 from .progress import clock_time
@@ -136,7 +136,7 @@ def _train(
     """The runs of all configs; several share a program."""
     there = machine.device_memory()
     shapes = run_shapes(algorithm, env)
-    host_update = _require_room_at_first(configs, algorithm, shapes, there)
+    updater = _require_room_at_first(configs, algorithm, shapes, there)
     plans = _plans(configs, folders, resume)
     clock = Clock()
     with (
@@ -145,7 +145,7 @@ def _train(
         Ahead(machine.cores()) as ahead,
         contextlib.ExitStack() as opened,
     ):
-        on_host = host_update is not None
+        on_host = is_on_host(updater)
         starts = [_start(plan, algorithm, env, on_host=on_host) for plan in plans]
         clock.go_on_from(
             max((start.seconds for start in starts), key=lambda spent: spent["elapsed"])
@@ -156,28 +156,28 @@ def _train(
         ]
         clock.on_phase = runs[0].progress.phase
         with clock.measure("compiling"):
-            states = _states(plans, starts, shapes, env, algorithm, host_update, ahead, clock)
+            states = _states(plans, starts, shapes, env, algorithm, updater, ahead, clock)
         del starts
-        lanes = Lanes(algorithm, env, states, clock, host_update)
+        lanes = Lanes(algorithm, env, states, clock, updater)
         if on_host:
             runs[0].progress.say(ON_HOST)
         with clock.measure("compiling"):
             ahead.wait()
         _plan_memory(runs, lanes, there)
+        _compile_end(runs, lanes, shapes, ahead)
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
 
 
 def _require_room_at_first(
     configs: Sequence[TrainConfig], algorithm: Algorithm, shapes: RunState, there: Memory | None
-) -> HostUpdate | None:
-    """Refuse states that cannot fit, before anything is touched; how runs learn that have their
-    replay on the host."""
+) -> Updater | None:
+    """Refuse states that cannot fit, before anything is touched; how the runs learn."""
     first, runs = configs[0], len(configs)
-    host_update = _host_update(first, algorithm, runs, bytes_of(shapes), there)
-    if host_update is not None:
+    updater = _updater(first, algorithm, runs, bytes_of(shapes), there)
+    if is_on_host(updater):
         shapes = shapes._replace(learner=without_replay(shapes.learner))
     require_room(Need(runs * bytes_of(shapes), joining(shapes, runs)), there, first, runs)
-    return host_update
+    return updater
 
 
 def _plans(
@@ -242,15 +242,31 @@ def _plan_memory(runs: Sequence[Run], lanes: Lanes, there: Memory | None) -> Non
         return
     need, first = lanes.need(), runs[0]
     if need is not None and not lanes.on_host:
-        host_update = _host_update(first.config, lanes.algorithm, len(runs), need.total, there)
-        if host_update is not None:
-            lanes.leave_replay_to(host_update)
+        updater = _updater(first.config, lanes.algorithm, len(runs), need.total, there)
+        if updater is not None and is_on_host(updater):
+            lanes.learn_by(updater)
             first.progress.say(ON_HOST)
             need = lanes.need()
     if need is not None:
         require_room(need, there, first.config, len(runs))
         for run in runs:
             run.plan(need, there)
+
+
+def _compile_end(runs: Sequence[Run], lanes: Lanes, shapes: RunState, ahead: Ahead) -> None:
+    """While the runs learn, compile what their last evaluation runs, unless an earlier one does."""
+    config, algorithm = runs[0].config, lanes.algorithm
+    now, final = min(lanes.transitions), config.evaluation.final_episodes
+    if not has_budget(config, algorithm, now) or _next_episodes(config, algorithm, now) == final:
+        return
+    learner = without_replay(shapes.learner)
+    if lanes.on_host:
+        learner = shapes_on(jax.local_devices()[0], learner)
+    program = evaluation_program(algorithm, lanes.env, learner, episodes=final)
+    compiling = ahead.begin(program.compile)
+    lanes.clock.compiled(f"evaluate {final}")
+    for run in runs:
+        run.wait_for_end = compiling.result
 
 
 def require_possible(config: TrainConfig, algorithm: Algorithm) -> None:
@@ -279,10 +295,10 @@ class _Start(NamedTuple):
         return 0 if self.state is None else self.state.transitions
 
 
-def _host_update(
+def _updater(
     config: TrainConfig, algorithm: Algorithm, runs: int, held: int, there: Memory | None
-) -> HostUpdate | None:
-    """How a run learns whose replay lies in host memory; none for any other.
+) -> Updater | None:
+    """How runs learn if their algorithm has programs of its own for it, and where the replay lies.
 
     `held`: bytes that it takes with its replay on the device; `there`: what the device has.
     """
@@ -293,9 +309,15 @@ def _host_update(
             "--algo.replay.place device"
         )
     too_large = place == "auto" and runs == 1 and there is not None and held > there.total
-    if not (place == "host" or too_large) or not isinstance(algorithm, HostReplayed):
+    on_host = place == "host" or too_large
+    if not isinstance(algorithm, InPrograms) or not (on_host or _is_accelerated()):
         return None
-    return algorithm.host_update(_host(), jax.local_devices()[0])
+    return algorithm.updater(together=runs > 1, host=_host() if on_host else None)
+
+
+def _is_accelerated() -> bool:
+    """Whether programs run beside the host. A CPU has nothing to wait for: one does it all."""
+    return jax.default_backend() != "cpu"
 
 
 def _host() -> Device:
@@ -314,17 +336,17 @@ def _states(
     shapes: RunState,
     env: Env,
     algorithm: Algorithm,
-    host_update: HostUpdate | None,
+    updater: Updater | None,
     ahead: Ahead,
     clock: Clock,
 ) -> list[RunState]:
     """Of runs that go on or begin. What they will call is compiled from here on."""
     each = list(zip(plans, starts, strict=True))
-    beginning = _Beginning(algorithm, env, on_host=host_update is not None)
+    beginning = _Beginning(algorithm, env, on_host=is_on_host(updater))
     if any(has_budget(plan.config, algorithm, start.transitions) for plan, start in each):
         begin = min(start.transitions for start in starts)
         episodes = _next_episodes(plans[0].config, algorithm, begin)
-        for name, program in _programs(algorithm, env, shapes, len(plans), host_update, episodes):
+        for name, program in _programs(algorithm, env, shapes, len(plans), updater, episodes):
             ahead.begin(program.compile)
             clock.compiled(name)
     if any(start.state is None for start in starts):
@@ -345,7 +367,7 @@ def _programs(
     env: Env,
     shapes: RunState,
     runs: int,
-    host_update: HostUpdate | None,
+    updater: Updater | None,
     episodes: int,
 ) -> Iterator[tuple[str, jax.stages.Lowered]]:
     """What so many runs call until an evaluation of so many episodes, by the names that the clock
@@ -353,9 +375,9 @@ def _programs(
 
     What learns takes longest to compile, so it is the first.
     """
-    if host_update is not None:
-        shapes = shapes_on(host_update.device, shapes)
-    yield from lane_programs(algorithm, env, shapes, runs, host_update)
+    if updater is not None and is_on_host(updater):
+        shapes = shapes_on(updater.device, shapes)
+    yield from lane_programs(algorithm, env, shapes, runs, updater)
     learner = without_replay(shapes.learner)
     yield f"evaluate {episodes}", evaluation_program(algorithm, env, learner, episodes=episodes)
 

@@ -6,8 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+QUICK = {"xla_backend_optimization_level": 0}
+jit = functools.partial(jax.jit, compiler_options=QUICK)
 """For programs that run a few times only: optimising them would take longer."""
+
+
+def quick(*given, **options):
+    """In the place of `jax.jit` with options of its own."""
+    return jax.jit(*given, **{**options, "compiler_options": QUICK})
 
 
 def drawn(build, seed: int = 0):

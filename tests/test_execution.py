@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn, jit
+from world_model.plain import run_history
 
 from majepa.agent import Executor, Majepa, Memory, act
 from majepa.algorithm import agent_keys
@@ -16,7 +17,6 @@ from majepa.envs import make_env
 from majepa.envs.base import TimeStep
 from majepa.nn.layers import cast
 from majepa.world_model.tokens import Tokens
-from majepa.world_model.unroll import run_history
 
 ENV = make_env("sim:3m")
 SPEC = ENV.spec

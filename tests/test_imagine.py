@@ -16,6 +16,7 @@ import pytest
 from drawn import drawn, jit
 from runs.counting import CountingEnv
 from world_model.episodes import ACTIONS, AGENTS, SIZE, random_sequence
+from world_model.plain import run_history
 
 from majepa.agent import Learner, Majepa, Optimizers
 from majepa.collect import begin, collect
@@ -28,7 +29,7 @@ from majepa.replay import Record, Sequence, insert, sample
 from majepa.world_model.joint import JointModel, Outcome
 from majepa.world_model.local import feature
 from majepa.world_model.tokens import tokens_of
-from majepa.world_model.unroll import reinfer, run_history, run_joint
+from majepa.world_model.unroll import reinfer, run_joint
 
 NOOP = 3
 SURE = 50.0
@@ -260,7 +261,10 @@ def test_roots_have_the_recorded_masks():
     roots, _ = run()
     imagined, record = usual()[1], jax.tree.map(np.asarray, learning(view()))
     np.testing.assert_array_equal(imagined.legal[0][record.alive], record.legal[record.alive])
+    # Values of recorded states are read off here.
     np.testing.assert_array_equal(imagined.s[0], roots.s)
+    np.testing.assert_array_equal(imagined.alive[0], record.alive)
+    np.testing.assert_array_equal(imagined.present, record.present)
 
 
 def test_actions_are_drawn_under_the_stored_masks():

@@ -58,6 +58,7 @@ def sampled(env) -> Recording:
     return record(env, CoinPlayer(), seed=2)
 
 
+@pytest.mark.slow
 def test_the_battle_is_the_one_that_reset_and_step_play(env, scripted):
     """Scenes straight from the simulator, for the same seed, up to rounding."""
     policy = scripted_policy("nearest", env.spec)

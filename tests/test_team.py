@@ -94,6 +94,7 @@ def test_keys_of_a_team_are_those_of_its_agents():
     assert np.array_equal(jax.random.key_data(keys[2, 1]), jax.random.key_data(one))
 
 
+@pytest.mark.slow
 def test_a_recorded_battle_of_a_team():
     player = TeamPlayer(opened("majepa"), greedy=False)
     recording = record(ENV, player, seed=0, max_steps=6)

@@ -1,23 +1,32 @@
 """The optimizer of every parameter group: clip each tensor's gradient, normalise it, smooth it.
 
 Adaptive gradient clipping, RMS and momentum in the order of LaProp, behind a guard that leaves
-parameters and optimizer state alone when anything is not finite.
+parameters and optimizer state alone when anything is not finite. What is small is taken together:
+on a GPU an operation on a bias takes as long as one on all biases.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.tree_util import SequenceKey
 from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
 
 from ..config import OptimizerConfig
 
 Tree = TypeVar("Tree")
 State = TypeVar("State")
+
+SMALL = 2**14
+"""Entries of the largest matrix that is joined with others. Checkpoints depend on it."""
+BLOCK = 256
+"""Entries that are summed at first; tensors are padded to whole blocks for it."""
 
 
 class Report(NamedTuple):
@@ -31,13 +40,22 @@ class Report(NamedTuple):
     """Whether everything was finite and the step was taken."""
 
 
+class Joined(NamedTuple):
+    """A tree whose small leaves are one vector."""
+
+    large: Any
+    """The tree, with nothing in the place of small leaves."""
+    small: Float32[Array, " S"]
+    """All entries of these, in the order of the tree."""
+
+
 class Moments(NamedTuple):
-    """The optimizer's state, laid out as the parameters are."""
+    """The optimizer's state."""
 
     steps: Int[Array, ""]
-    nu: Any
+    nu: Joined
     """Mean squares of clipped gradients."""
-    mu: Any
+    mu: Joined
     """Means of normalised gradients."""
 
 
@@ -49,13 +67,13 @@ class Optimizer:
     rate: float
 
     def init(self, params: PyTree[Array]) -> Moments:
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+        zeros = join(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params))
         return Moments(jnp.zeros((), jnp.int32), zeros, zeros)
 
     def update(self, gradient: Tree, state: Moments, params: Tree) -> tuple[Tree, Moments]:
         """The step to add to the parameters, and the next state."""
         config, steps = self.config, state.steps + 1
-        clipped = jax.tree_util.tree_map_with_path(self._clip, gradient, params)
+        clipped = join(self._clip(gradient, params))
         nu = jax.tree.map(
             lambda nu, g: config.rms * nu + (1 - config.rms) * jnp.square(g), state.nu, clipped
         )
@@ -69,17 +87,51 @@ class Optimizer:
             clipped,
         )
         scale = -self.rate / (1 - config.momentum**steps)
-        return jax.tree.map(lambda leaf: scale * leaf, mu), Moments(steps, nu, mu)
+        step = jax.tree.map(lambda leaf: scale * leaf, mu)
+        return separate(step, params), Moments(steps, nu, mu)
 
-    def _clip(self, path: tuple, gradient: Array, param: Array) -> Float32[Array, "..."]:
-        """A tensor's gradient, its norm bounded by a multiple of the tensor's own.
+    def _clip(self, gradient: Tree, params: Tree) -> Tree:
+        """Each tensor's gradient, its norm bounded by a multiple of the tensor's own."""
 
-        Leaves under a field named `layers` hold the tensors of all layers on their first axis.
-        """
-        stacked = any(getattr(step, "name", None) == "layers" for step in path)
-        axes = tuple(range(int(stacked), gradient.ndim))
-        bound = self.config.clip * jnp.maximum(self.config.clip_floor, _length(param, axes))
-        return gradient.astype(jnp.float32) / jnp.maximum(1.0, _length(gradient, axes) / bound)
+        def clip(
+            gradient: Array, square: Float32[Array, " K"], param_square: Float32[Array, " K"]
+        ) -> Float32[Array, "..."]:
+            floor, most = self.config.clip_floor, self.config.clip
+            bound = most * jnp.maximum(floor, jnp.sqrt(param_square))
+            excess = jnp.maximum(1.0, jnp.sqrt(square) / bound)
+            each = excess.reshape(-1, *[1] * (gradient.ndim - 1)) if gradient.ndim else excess[0]
+            return gradient.astype(jnp.float32) / each
+
+        leaves, structure = jax.tree.flatten(gradient)
+        clipped = map(clip, leaves, _squares(gradient), _squares(params))
+        return jax.tree.unflatten(structure, clipped)
+
+
+def join(tree: PyTree[Array]) -> Joined:
+    """A tree with its small leaves as one vector."""
+    large = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if _is_large(path, leaf) else None, tree
+    )
+    small = [
+        leaf.ravel()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if not _is_large(path, leaf)
+    ]
+    return Joined(large, jnp.concatenate([jnp.zeros(0), *small]))
+
+
+def separate(joined: Joined, like: Tree) -> Tree:
+    """The tree that was joined; `like` has its shapes."""
+    places, structure = jax.tree_util.tree_flatten_with_path(like)
+    large, begin, leaves = iter(jax.tree.leaves(joined.large)), 0, []
+    for path, leaf in places:
+        if _is_large(path, leaf):
+            leaves.append(next(large))
+        else:
+            end = begin + leaf.size
+            leaves.append(joined.small[begin:end].reshape(leaf.shape))
+            begin = end
+    return jax.tree.unflatten(structure, leaves)
 
 
 def apply_update(
@@ -127,9 +179,38 @@ def _over_root(
 
 def _norm(tree: PyTree[Array]) -> Float32[Array, ""]:
     """Euclidean norm over all leaves."""
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
-    return jnp.sqrt(jnp.sum(jnp.stack([*squares, jnp.zeros(())])))
+    return jnp.sqrt(jnp.sum(jnp.concatenate([jnp.zeros(1), *_squares(tree)])))
 
 
-def _length(x: Array, axes: tuple[int, ...]) -> Float32[Array, "..."]:
-    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=axes, keepdims=True))
+def _squares(tree: PyTree[Array]) -> list[Float32[Array, " K"]]:
+    """The squared length of every tensor of every leaf, all finished in one sum of blocks."""
+    blocks, counts, lengths = [jnp.zeros((0, BLOCK))], [], []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        count = leaf.shape[0] if _is_stacked(path) else 1
+        squares = jnp.square(leaf.astype(jnp.float32))
+        if _is_large(path, leaf):
+            squares = jnp.sum(squares, axis=-1)
+        rows = squares.reshape(count, -1)
+        padded = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % BLOCK)))
+        blocks.append(padded.reshape(-1, BLOCK))
+        counts.append(count)
+        lengths += [padded.shape[1] // BLOCK] * count
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    is_own = np.arange(len(lengths))[:, None] == owner
+    sums = jnp.sum(jnp.concatenate(blocks), axis=-1)
+    squares = jnp.sum(jnp.where(is_own, sums, 0.0), axis=-1)
+    return jnp.split(squares, np.cumsum(counts)[:-1]) if counts else []
+
+
+def _is_stacked(path: tuple) -> bool:
+    """Whether a leaf holds the tensors of all layers on its first axis: it is somewhere under
+    `layers`, and these are not several."""
+    return any(
+        getattr(step, "name", None) == "layers" and not isinstance(below, SequenceKey)
+        for step, below in itertools.pairwise((*path, None))
+    )
+
+
+def _is_large(path: tuple, leaf: Array) -> bool:
+    """Whether a leaf holds matrices and is worth operations of its own."""
+    return leaf.size > SMALL and leaf.ndim > 1 + _is_stacked(path)

@@ -10,13 +10,14 @@ these roots at once; they share the keys and values of the sequence and own thos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
+from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key, Shaped
 
 from .attention import (
     Limb,
@@ -259,6 +260,57 @@ class TemporalTransformer(eqx.Module):
         keys, values, traced = jax.tree.map(lambda *each: jnp.stack(each), *left)
         return self.norm(end), History(keys, values, seen), (end, traced)
 
+    def recall(
+        self,
+        x: Float[Array, "B C N T D"],
+        episode: Int[Array, "B C T"],
+        last: int,
+        *,
+        outputs: bool,
+    ) -> tuple[Float[Array, "B C N T D"] | None, History]:
+        """Outputs for `C` chunks of `T` records that follow nothing, if they are asked for, and the
+        history of the `last` records.
+
+        A layer takes all chunks at once, none of which is shorter than what a window looks back on.
+        Without outputs it takes only those that the layers above it look back on.
+        """
+        batch, chunks, _, length = x.shape[:4]
+        before, blocks = self.window - 1, blocks_of(self.layers)
+        seen = jnp.concatenate([_ends_before(episode[:, :, None], before, -1)[:, :, 0], episode], 2)
+        place = jnp.arange(before + length)
+        mask = _may_see(place[before:], place, self.window)[None, None]
+        mask = mask & (episode[..., :, None] == seen[..., None, :])
+        turn = turns(place, x.shape[-1] // blocks[0].heads)
+
+        def taken(above: int) -> int:
+            """Chunks that a layer takes which has so many others above it."""
+            reach = last + above * before
+            return chunks if outputs else min(max(math.ceil(reach / length), 1), chunks)
+
+        keys, values = [], []
+        for above, block in zip(reversed(range(len(blocks))), blocks, strict=True):
+            x = x[:, -taken(above) :]
+            qkv = block.projected(x)
+            _, *new = heads_of(qkv, block.heads)
+            for remembered, leaf in zip((keys, values), new, strict=True):
+                remembered.append(_end_of(leaf, last))
+            if not above and not outputs:
+                break
+            wanted, old = taken(above - 1), (_ends_before(leaf, before, 0) for leaf in new)
+            qkv, old_keys, old_values, may_see = (
+                leaf[:, -wanted:].reshape(batch * wanted, *leaf.shape[2:])
+                for leaf in (qkv, *old, mask)
+            )
+            mixed = mix(
+                qkv, Past(old_keys, old_values, turn), may_see, None,
+                heads=block.heads, rate=block.dropout,
+            )  # fmt: skip
+            x = x[:, -wanted:]
+            x = block.finish(x, mixed.reshape(x.shape), DropoutKeys())
+        episode = episode.reshape(episode.shape[0], -1)
+        history = History(jnp.stack(keys), jnp.stack(values), episode[:, episode.shape[1] - last :])
+        return self.norm(x) if outputs else None, history
+
     def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
         """The trunk, and room for `steps` imagined records after each of `roots` records."""
         layers, batch, agents, length, heads, size = history.keys.shape
@@ -424,6 +476,25 @@ def _even(x: Array, axis: int, value: int) -> Array:
     """With more of `value` at the end of an axis."""
     more = [(0, -x.shape[axis] % ALIGNED if number == axis else 0) for number in range(x.ndim)]
     return jnp.pad(x, more, constant_values=value)
+
+
+def _ends_before(
+    leaf: Shaped[Array, "B C N T *s"], size: int, nothing: int
+) -> Shaped[Array, "B C N S *s"]:
+    """The end of the chunk before each chunk; there is nothing before the first."""
+    batch, chunks, agents, length = leaf.shape[:4]
+    first = jnp.full((batch, 1, agents, size, *leaf.shape[4:]), nothing, leaf.dtype)
+    if chunks == 1:
+        return first
+    return jnp.concatenate([first, leaf[:, :-1, :, length - size :]], axis=1)
+
+
+def _end_of(leaf: Shaped[Array, "B C N T *s"], last: int) -> Shaped[Array, "B N S *s"]:
+    """The last records of all chunks."""
+    chunks, records = math.ceil(last / leaf.shape[3]), leaf.shape[3]
+    leaf = leaf[:, leaf.shape[1] - chunks :].swapaxes(1, 2)
+    leaf = leaf.reshape(*leaf.shape[:2], chunks * records, *leaf.shape[4:])
+    return leaf[:, :, chunks * records - last :]
 
 
 def _may_see(query: Int[Array, " Q"], place: Int[Array, " S"], window: int) -> Bool[Array, "Q S"]:

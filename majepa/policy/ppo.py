@@ -12,11 +12,11 @@ from ..config import MajepaConfig
 from ..imagine import Imagined
 from ..nn.dists import TwoHot, entropy, log_prob_of
 from ..nn.layers import cast
-from ..nn.means import standardise, weighted_mean
+from ..nn.means import masked_mean, standardise, weighted_mean
 from ..replay import Record
 from .actor import Actor
 from .critic import Critic
-from .returns import clipped_surrogate, gae, log_ratio
+from .returns import accumulate, clipped_surrogate, gae, log_ratio
 
 sg = jax.lax.stop_gradient
 
@@ -39,26 +39,16 @@ class Frozen(NamedTuple):
 
 
 class ReplayTargets(NamedTuple):
-    """Value targets on recorded states, from real rewards."""
+    """Value targets on recorded states, from real rewards. Imagination starts at those very states:
+    they are its first ones, less the last record of each sequence."""
 
-    s: Float[Array, "B T N F"]
-    present: Bool[Array, "B T N"]
-    alive: Bool[Array, "B T N"]
     returns: Float[Array, "B T N"]
     valid: Bool[Array, "B T N"]
 
-
-class Judged(NamedTuple):
-    """Imagined states, then replayed ones: the critic learns from all of them at once."""
-
-    s: Float[Array, "M N F"]
-    present: Bool[Array, "M N"]
-    alive: Bool[Array, "M N"]
-    returns: Float[Array, "M N"]
-    imagined: Float[Array, "M N"]
-    """Weights in the mean over imagined states, zero for the others."""
-    replayed: Float[Array, "M N"]
-    """And the other way round."""
+    @staticmethod
+    def among(imagined: Shaped[Array, "H B R N *k"]) -> Shaped[Array, "B T N *k"]:
+        """What belongs to recorded states of what was computed for imagined ones."""
+        return imagined[0, :, :-1]
 
 
 def freeze(imagined: Imagined, target: Critic, config: MajepaConfig) -> Frozen:
@@ -87,10 +77,7 @@ def freeze(imagined: Imagined, target: Critic, config: MajepaConfig) -> Frozen:
 
 
 def replay_targets(
-    s: Float[Array, "B T N F"],
-    record: Record,
-    boot: Float[Array, "B T N"],
-    config: MajepaConfig,
+    record: Record, boot: Float[Array, "B T N"], config: MajepaConfig
 ) -> ReplayTargets:
     """λ-returns of real rewards that bootstrap from the imagined returns of their roots.
 
@@ -98,21 +85,13 @@ def replay_targets(
     limit cut off goes on in value from its final record.
     """
     policy = config.policy
-
-    def back(after: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
-        reward, terminal, last, boot = row
-        trace = policy.replay_trace * (1.0 - last[:, None])
-        bootstrap = (1 - trace) * boot + trace * after
-        returns = reward[:, None] + policy.discount * (1.0 - terminal[:, None]) * bootstrap
-        return returns, returns
-
-    rows = (record.reward, record.is_terminal, record.is_last, boot)
-    rows = jax.tree.map(lambda leaf: leaf[:, 1:].swapaxes(0, 1).astype(jnp.float32), rows)
-    _, returns = jax.lax.scan(back, boot[:, -1], rows, reverse=True)
+    rows = (record.reward, record.is_terminal, record.is_last)
+    reward, terminal, last = (x[:, 1:].T.astype(jnp.float32)[..., None] for x in rows)
+    after = boot[:, 1:].swapaxes(0, 1)
+    discount, trace = policy.discount * (1.0 - terminal), policy.replay_trace * (1.0 - last)
+    at_once = reward + discount * (1 - trace) * after
+    returns = accumulate(at_once, discount * trace, after[-1])
     return ReplayTargets(
-        s=s[:, :-1],
-        present=record.present[:, :-1],
-        alive=record.alive[:, :-1],
         returns=returns.swapaxes(0, 1),
         valid=(record.present & ~record.is_last[..., None])[:, :-1],
     )
@@ -155,31 +134,14 @@ def actor_loss(
     return loss, (old, report)
 
 
-def judged(frozen: Frozen, replay: ReplayTargets) -> Judged:
-    """Both batches as one."""
-
-    def teams(x: Shaped[Array, "H B R *n"], y: Shaped[Array, "B T *n"]) -> Shaped[Array, "M *n"]:
-        return jnp.concatenate([x.reshape(-1, *x.shape[3:]), y.reshape(-1, *y.shape[2:])])
-
-    weight, valid = frozen.value_weight, replay.valid.astype(frozen.value_weight.dtype)
-    return Judged(
-        s=teams(frozen.s, replay.s),
-        present=teams(frozen.present, replay.present),
-        alive=teams(frozen.alive, replay.alive),
-        returns=teams(frozen.returns, replay.returns),
-        imagined=teams(weight, jnp.zeros_like(valid)),
-        replayed=teams(jnp.zeros_like(weight), valid),
-    )
-
-
 def critic_loss(
-    critic: Critic, states: Judged, config: MajepaConfig
+    critic: Critic, frozen: Frozen, replayed: ReplayTargets, config: MajepaConfig
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
     """Two-hot losses on imagined returns and, with a coefficient, on replayed ones."""
-    critic = cast(critic, jnp.dtype(config.precision))
-    logits = critic(states.s, states.present, states.alive)
-    loss = TwoHot(config.bins).loss(logits, states.returns)
-    imagined, real = (weighted_mean(loss, each) for each in (states.imagined, states.replayed))
+    critic, bins = cast(critic, jnp.dtype(config.precision)), TwoHot(config.bins)
+    logits = critic(frozen.s, frozen.present, frozen.alive)
+    imagined = weighted_mean(bins.loss(logits, frozen.returns), frozen.value_weight)
+    real = masked_mean(bins.loss(replayed.among(logits), replayed.returns), replayed.valid)
     return imagined + config.policy.replay_value * real, (imagined, real)
 
 

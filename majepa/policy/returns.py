@@ -25,16 +25,20 @@ def gae(
     `reward[k]` and `cont[k]` arrive with row `k + 1`. `cont` already holds the discount, and is
     zero where nothing follows.
     """
-
-    def back(
-        advantage: Float[Array, "*b"], row: tuple[Float[Array, "*b"], Float[Array, "*b"]]
-    ) -> tuple[Float[Array, "*b"], Float[Array, "*b"]]:
-        delta, row_cont = row
-        advantage = delta + trace * row_cont * advantage
-        return advantage, advantage
-
     deltas = reward + cont * value[1:] - value[:-1]
-    return jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, cont), reverse=True)[1]
+    return accumulate(deltas, trace * cont, jnp.zeros_like(deltas[0]))
+
+
+def accumulate(
+    x: Float[Array, "T *b"], weight: Float[Array, "T *#b"], final: Float[Array, "*b"]
+) -> Float[Array, "T *b"]:
+    """`y[k] = x[k] + weight[k] * y[k + 1]`, time first; `final` follows the last."""
+
+    def back(after: tuple[Array, Array], before: tuple[Array, Array]) -> tuple[Array, Array]:
+        return before[0] + before[1] * after[0], before[1] * after[1]
+
+    x = x.at[-1].add(weight[-1] * final)
+    return jax.lax.associative_scan(back, (x, weight), reverse=True)[0]
 
 
 def log_ratio(log_prob: Float[Array, "*b"], old_log_prob: Float[Array, "*b"]) -> Float[Array, "*b"]:

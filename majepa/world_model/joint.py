@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import BinsConfig, JointConfig
-from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product, spread
+from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product
 from ..nn.transformer import AgentAttention, Branches, History, TemporalTransformer, Trunk
 
 
@@ -50,8 +50,8 @@ class AheadHead(eqx.Module):
         return self.mlp(self._input(u, tail))
 
     def _alternatives(
-        self, u: Float[Array, "*b U"], tail: Int[Array, "*b H"]
-    ) -> Float[Array, "*b A J"]:
+        self, u: Float[Array, "M U"], tail: Int[Array, "M H"]
+    ) -> Float[Array, "MA J"]:
         """Hidden activations for each action in place of the last one of the tail.
 
         The first layer is linear in that action, so it is computed once for all of them.
@@ -60,8 +60,8 @@ class AheadHead(eqx.Module):
         size = u.shape[-1] + (tail.shape[-1] - 1) * self.num_actions
         shared = product(self._input(u, tail[..., :-1]), first.weight[:size])
         each = add_bias(first.bias, first.weight[size:])
-        each = jnp.expand_dims(each, tuple(range(shared.ndim - 1)))
-        return jax.nn.silu(self.mlp.norms[0](shared[..., None, :] + each))
+        hidden = (shared[:, None] + each[None]).reshape(-1, shared.shape[-1])
+        return jax.nn.silu(self.mlp.norms[0](hidden))
 
     def similarities(
         self,
@@ -74,7 +74,7 @@ class AheadHead(eqx.Module):
         Predictions are a map W of hidden activations x and a bias. Products with the target need
         the target under W alone, lengths need W's Gram matrix: no prediction is ever made.
         """
-        batch = u.shape[:-1]
+        batch, actions = u.shape[:-1], self.num_actions
         # Matrices, lest XLA lays out more axes as no product wants them.
         u, tail, target = (leaf.reshape(-1, leaf.shape[-1]) for leaf in (u, tail, target))
         x, exact = self._alternatives(u, tail), jnp.float32
@@ -82,17 +82,15 @@ class AheadHead(eqx.Module):
         dot = functools.partial(jnp.einsum, preferred_element_type=exact)
         gram = dot("ie,je->ij", weight, weight)
         lean = dot("ie,e->i", weight.astype(exact), bias)
-        under = dot("...e,ie->...i", target.astype(weight.dtype), weight)
-        product = jnp.sum(x.astype(exact) * under[..., None, :], axis=-1)
-        product += dot("...e,e->...", target.astype(exact), bias)[..., None]
-        flat = x.reshape(-1, x.shape[-1])
-        turned = dot("...i,ij->...j", flat, gram.astype(x.dtype)).reshape(x.shape)
-        turned += 2 * spread(lean, x.ndim)
+        under = dot("me,ie->mi", target.astype(weight.dtype), weight)
+        product = jnp.sum(x.astype(exact) * jnp.repeat(under, actions, axis=0), axis=-1)
+        product += jnp.repeat(dot("me,e->m", target.astype(exact), bias), actions)
+        turned = dot("mi,ij->mj", x, gram.astype(x.dtype)) + 2 * lean[None]
         square = jnp.sum(x.astype(exact) * turned, axis=-1) + dot("e,e->", bias, bias)
         # Rounding may take the square of a short prediction below zero.
         square = jnp.maximum(square, 0)
-        length = jnp.sum(target.astype(exact) ** 2, axis=-1)[..., None]
-        return (product / jnp.sqrt(square * length + 1e-16)).reshape(*batch, -1)
+        length = jnp.repeat(jnp.sum(target.astype(exact) ** 2, axis=-1), actions)
+        return (product / jnp.sqrt(square * length + 1e-16)).reshape(*batch, actions)
 
     def _input(self, u: Array, tail: Array) -> Array:
         actions = jax.nn.one_hot(tail, self.num_actions, dtype=u.dtype)

@@ -44,9 +44,9 @@ LONGEST_CHUNK = 32
 """Records whose noise is drawn at once; latents are drawn from the beginning of a chunk on."""
 
 
-def chunk_size(records: int, longest: int = LONGEST_CHUNK) -> int:
+def chunk_size(records: int) -> int:
     """The largest that divides them."""
-    return max(size for size in range(1, longest + 1) if records % size == 0)
+    return max(size for size in range(1, LONGEST_CHUNK + 1) if records % size == 0)
 
 
 def sample_latents(

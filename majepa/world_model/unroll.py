@@ -11,22 +11,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, Shaped
 
 from ..nn.dists import straight_through
-from ..nn.transformer import History
+from ..nn.transformer import History, TemporalTransformer
 from ..packing import least
 from ..replay import Record, Sequence
-from .condense import Basis, condense_local
+from .condense import Basis, condense_joint, condense_local
 from .joint import JointModel
-from .local import Dynamics, LocalModel, feature
-from .recurrence import chunk_size, follow_latents, sample_latents
+from .local import LocalModel, feature
+from .recurrence import follow_latents, sample_latents
 from .tokens import Tokens, enter, tokens_of
 
 sg = jax.lax.stop_gradient
 
-CONTEXT_CHUNK = 64
-"""Records of a context that are rebuilt at once: a few too many cost less than more steps."""
+SHORTEST_CHUNK = 64
+"""The least number of records that attention takes at once, though many more are known: each looks
+at few of them. A length that no such number divides is taken as a whole."""
 
 
 class States(NamedTuple):
@@ -66,52 +67,44 @@ class Roots(NamedTuple):
     episode: Int[Array, "B T"]
 
 
-def run_history(
-    dynamics: Dynamics, tokens: Tokens, past: History, *, classes: int, num_actions: int
-) -> tuple[Float[Array, "B T N H"], History]:
-    """All states h at once, for known latents."""
-    token = enter(dynamics, tokens, classes=classes, num_actions=num_actions)
-    token = dynamics.token_norm(token).swapaxes(1, 2)
-    h, history = dynamics.history(token, tokens.episode, past)
-    return h.swapaxes(1, 2), history
-
-
 def rebuild_context(
     local: LocalModel, joint: JointModel, sequence: Sequence, tokens: Tokens, context: int
 ) -> Past:
-    """The past of the learning records, from known latents and the current parameters.
+    """The past of the learning records, from known latents and the current parameters."""
+    basis = Basis(local.dynamics)
+    local, joint = sg((condense_local(local, basis), condense_joint(joint, basis)))
+    before, tokens = jax.tree.map(lambda leaf: leaf[:, :context], (sequence.record, tokens))
+    return remember(local, joint, before, tokens, 0)[1]
 
-    Only records that some learning record can remember are looked at, in chunks.
+
+def remember(
+    local: LocalModel, joint: JointModel, record: Record, tokens: Tokens, learning: int
+) -> tuple[Float[Array, "B T N F"], Past]:
+    """States of all records, from known latents, and what remains of them.
+
+    That is the histories of the last `learning` ones, with as many before them as a window of each
+    model looks back on. The first record follows nothing.
     """
-    local, joint = sg((local, joint))
-    record, num_actions = sequence.record, sequence.record.legal.shape[-1]
-    batch, _, agents = record.alive.shape
-    dtype, classes = local.dynamics.token.weight.dtype, local.posterior.classes
-    size = chunk_size(context, CONTEXT_CHUNK)
+    dynamics, temporal, classes = local.dynamics, joint.temporal, local.posterior.classes
+    batch, length, agents = record.alive.shape
+    shortest = max(SHORTEST_CHUNK, dynamics.transformer.window - 1, temporal.window - 1)
+    size = min((n for n in range(shortest, length) if length % n == 0), default=length)
 
-    def chunk(number: Int[Array, ""], carry: tuple[History, History]) -> tuple[History, History]:
-        history, joint_history = carry
+    def chunks(leaf: Shaped[Array, "B T *s"]) -> Shaped[Array, "B C L *s"]:
+        return leaf.reshape(batch, -1, size, *leaf.shape[2:])
 
-        def part(leaf: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(leaf, number * size, size, axis=1)
+    def remembered(transformer: TemporalTransformer, token: Array, *, outputs: bool) -> tuple:
+        last = transformer.window - 1 + learning
+        token, episode = chunks(token).swapaxes(2, 3), chunks(tokens.episode)
+        return transformer.recall(token, episode, last, outputs=outputs)
 
-        rows, given = jax.tree.map(part, (record, tokens))
-        h, history = run_history(
-            local.dynamics, given, history, classes=classes, num_actions=num_actions
-        )
-        s = feature(h, jax.nn.one_hot(rows.latent, classes))
-        _, joint_history = run_joint(joint, s, rows, given.episode, joint_history)
-        return (
-            history.last(local.dynamics.transformer.window - 1),
-            joint_history.last(joint.temporal.window - 1),
-        )
-
-    nothing = (
-        local.dynamics.transformer.empty(batch, agents, dtype),
-        joint.temporal.empty(batch, agents, dtype),
-    )
-    begin = first_needed(record, context) // size
-    return Past(*jax.lax.fori_loop(begin, context // size, chunk, nothing))
+    token = enter(dynamics, tokens, classes=classes, num_actions=record.legal.shape[-1])
+    y, history = remembered(dynamics.transformer, dynamics.token_norm(token), outputs=True)
+    h = dynamics.state_of(y).swapaxes(2, 3).reshape(batch, length, agents, -1)
+    s = feature(h, jax.nn.one_hot(record.latent, classes))
+    a = jax.nn.one_hot(record.action, record.legal.shape[-1])
+    token = joint.mix(s, a, record.present, record.alive)
+    return s, Past(history, remembered(temporal, token, outputs=False)[1])
 
 
 def first_needed(record: Record, context: int) -> Int[Array, ""]:
@@ -140,26 +133,33 @@ def reinfer(
     local: LocalModel, joint: JointModel, sequence: Sequence, context: int, key: Key[Array, ""]
 ) -> Roots:
     """A whole sequence inferred with the current parameters, ready for imagination."""
-    record = sequence.record
-    stored = tokens_of(sequence, record.latent)
+    begin = first_needed(sequence.record, context)
+    return roots_of(local, joint, sequence, context, draw_latents(local, sequence, key, begin))
+
+
+def draw_latents(
+    local: LocalModel, sequence: Sequence, key: Key[Array, ""], begin: Int[Array, ""] | int
+) -> Int[Array, "B T N S"]:
+    """Latents of a whole sequence, inferred anew from record `begin` on; none before its chunk."""
+    record, dynamics, posterior = sequence.record, local.dynamics, local.posterior
     batch, _, agents = record.alive.shape
-    dynamics, posterior = local.dynamics, local.posterior
     nothing = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
-    latent = sample_latents(
-        dynamics, posterior, posterior.seen(local.encoder(record.observation)),
-        stored, nothing, key, first_needed(record, context),
-    )  # fmt: skip
-    sequence = sequence._replace(record=record._replace(latent=latent))
-    tokens = tokens_of(sequence, latent)
-    past = rebuild_context(local, joint, sequence, tokens, context)
-    record, tokens = jax.tree.map(lambda leaf: leaf[:, context:], (sequence.record, tokens))
-    h, history = run_history(
-        dynamics, tokens, past.local,
-        classes=posterior.classes, num_actions=record.legal.shape[-1],
-    )  # fmt: skip
-    s = feature(h, jax.nn.one_hot(record.latent, posterior.classes))
-    _, joint_history = run_joint(joint, s, record, tokens.episode, past.joint)
-    return Roots(s, record.latent, history, joint_history, tokens.episode)
+    seen, stored = local.encoder(record.observation), tokens_of(sequence, record.latent)
+    return sample_latents(dynamics, posterior, posterior.seen(seen), stored, nothing, key, begin)
+
+
+def roots_of(
+    local: LocalModel,
+    joint: JointModel,
+    sequence: Sequence,
+    context: int,
+    latent: Int[Array, "B T N S"],
+) -> Roots:
+    """The learning records of a sequence, with latents that were inferred anew."""
+    record, tokens = sequence.record._replace(latent=latent), tokens_of(sequence, latent)
+    s, past = remember(local, joint, record, tokens, record.reward.shape[1] - context)
+    s, latent, episode = (leaf[:, context:] for leaf in (s, latent, tokens.episode))
+    return Roots(s, latent, past.local, past.joint, episode)
 
 
 def run_joint(

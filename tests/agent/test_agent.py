@@ -260,7 +260,10 @@ class Marking(Majepa):
         fresh = jnp.full_like(view.record.latent[:, self.config.context :], 1)
         return learner, fresh, {"model/place": _place(view), "model/call": 1.0 * learner.calls}
 
-    def train_behaviour(self, params, optimizers, view, key):
+    def draw_latents(self, local, view, key, begin):
+        return view.record.latent
+
+    def train_behaviour(self, params, optimizers, view, key, latent=None):
         seen = params.local.legal.linears[-1].bias[0]
         actor = jax.tree.map(lambda leaf: leaf + 1.0, params.actor)
         refreshed = jnp.full_like(view.record.latent[:, self.config.context :], 2)

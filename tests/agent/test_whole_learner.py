@@ -17,10 +17,11 @@ from majepa import agent, lanes
 from majepa import run as host
 from majepa import training as loop
 from majepa.agent import Learner, Majepa
-from majepa.algorithm import Experience
+from majepa.algorithm import Experience, without_replay
 from majepa.collect import collect
 from majepa.config import DEBUG, EvaluationConfig, MajepaConfig, TrainConfig
 from majepa.evaluation import Evaluation
+from majepa.flat import Flat, Scalars, flattened, restored
 from majepa.replay import insert, sample
 from majepa.run_folder import CHECKPOINT
 from majepa.training import RunState, train
@@ -175,7 +176,7 @@ def test_replayed_returns_lean_on_the_imagined_ones_of_the_same_records(monkeypa
     """The first imagined returns are those of the roots, which are the replayed records."""
     seen = {}
 
-    def note(s, record, bootstrap, config):
+    def note(record, bootstrap, config):
         seen["bootstrap"] = bootstrap
         raise StopIteration
 
@@ -306,19 +307,29 @@ def prepared(monkeypatch):
         zeros = np.zeros(episodes, np.float32)
         return Evaluation(zeros > 0, zeros, zeros.astype(np.int32), greedy)
 
-    def noting_keys(program, **options):
+    def noting_keys(program):
         def run(*given, together):
             assert not together
             keys.append(np.asarray(jax.random.key_data(given[-1])).tobytes())
-            return program(*given, **options)
+            return program(*given)
 
         return run
+
+    def gather(algorithm, env, learner, stream, key):
+        acting = restored(without_replay(learner))
+        data, stream, *rest = collect_rows(algorithm, env, acting, stream.tree, key, rows=1)
+        return lanes.Gathered(data, Flat.of(stream), rest[0], np.True_, rest[1])
+
+    def learn(algorithm, learner, data, key):
+        learner, metrics = update(algorithm, restored(learner), data, key)
+        return flattened(learner), Scalars.of(metrics)
 
     keys = []
     monkeypatch.setattr(host, "evaluate", judge)
     monkeypatch.setattr(loop, "_programs", lambda *_: ())
-    monkeypatch.setattr(lanes, "_collect", noting_keys(collect_rows, rows=1))
-    monkeypatch.setattr(lanes, "_update", noting_keys(update))
+    monkeypatch.setattr(lanes, "_collect", noting_keys(gather))
+    monkeypatch.setattr(lanes, "_update", noting_keys(learn))
+    monkeypatch.setattr(loop, "_updater", lambda *_: None)
     monkeypatch.setattr(lanes.Lanes, "need", lambda _: None)
     state = begun()
     monkeypatch.setattr(loop, "_fresh", lambda *_: lambda _: state)

@@ -138,7 +138,9 @@ def test_value_norm_finds_mean_and_variance_of_a_stream():
 # Replaying a rollout.
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", ["recurrent", pytest.param("feed-forward", marks=pytest.mark.slow)]
+)
 def test_the_replayed_rollout_is_the_one_that_was_played(variant):
     algorithm, _, learner, _, batches, _ = played(variant)
     for batch in batches:
@@ -502,7 +504,7 @@ def updater(minibatches):
     return jax.jit(Mappo(config, Matching().spec).update)
 
 
-@pytest.mark.parametrize("minibatches", [1, 5])
+@pytest.mark.parametrize("minibatches", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_an_update_moves_both_networks_and_reports(minibatches):
     _, _, learner, (data, _), _, _ = played("recurrent")
     update = updater(minibatches)

@@ -192,6 +192,7 @@ def liking(bias):
     return bias + jnp.array([0.1, 1.0, 0.0])
 
 
+@pytest.mark.slow
 def test_greedy_agents_take_the_best_action_given_those_before():
     _, step = Matching().reset(jax.random.split(jax.random.key(1), 200))
     step = step._replace(observation=3 * jax.random.normal(jax.random.key(2), (200, 2, 2)))

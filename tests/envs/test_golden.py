@@ -69,7 +69,14 @@ def test_every_map_is_covered():
     assert set(vectors()) == set(SCENARIOS)
 
 
-@pytest.mark.parametrize("map_name", SCENARIOS)
+AT_ONCE = ("2s3z", "3m", "MMM", "so_many_baneling", "2c_vs_64zg", "corridor")
+"""Maps of every race, shape of ground and size of team; all others take their minute later."""
+
+
+@pytest.mark.parametrize(
+    "map_name",
+    [name if name in AT_ONCE else pytest.param(name, marks=pytest.mark.slow) for name in SCENARIOS],
+)
 def test_interface_matches_smac(map_name):
     golden = vectors()[map_name]
     env = make_env(map_name)

@@ -134,6 +134,7 @@ def test_branches(step, dtype):
         close(one, other, dtype)
 
 
+@pytest.mark.slow
 def test_one_record_sees_itself_alone():
     """A window of one: there is a past, of no records."""
     model = cast(TemporalTransformer(1, 64, 2, 1, key=jax.random.key(0)), jnp.bfloat16)

@@ -9,7 +9,17 @@ import pytest
 from jaxtyping import Array, Float
 
 from majepa.config import OptimizerConfig
-from majepa.nn.optim import Moments, Optimizer, Report, apply_update, follow, is_finite
+from majepa.nn import optim
+from majepa.nn.optim import (
+    Moments,
+    Optimizer,
+    Report,
+    apply_update,
+    follow,
+    is_finite,
+    join,
+    separate,
+)
 
 CONFIG = OptimizerConfig()
 RATE = 1e-2
@@ -108,8 +118,9 @@ def test_the_state_begins_at_zero_and_in_float32():
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), net(1.0))
     state = OPTIMIZER.init(half)
     assert state.steps == 0 and state.steps.dtype == jnp.int32
-    for moments in (state.nu, state.mu):
-        for moment, leaf in zip(jax.tree.leaves(moments), jax.tree.leaves(half), strict=True):
+    for joined in (state.nu, state.mu):
+        moments = jax.tree.leaves(separate(joined, half))
+        for moment, leaf in zip(moments, jax.tree.leaves(half), strict=True):
             assert moment.shape == leaf.shape and moment.dtype == jnp.float32
             assert not moment.any()
 
@@ -153,7 +164,7 @@ def test_clipping_bounds_each_tensor_by_its_own_norm(scale):
     params = eqx.tree_at(lambda n: n.bias, net(1.0), jnp.zeros(3))
     gradient = net(scale, 1)
     _, state, _ = run(params, [gradient])
-    squares = jax.tree.map(lambda nu: nu / (1 - CONFIG.rms), state.nu)
+    squares = jax.tree.map(lambda nu: nu / (1 - CONFIG.rms), separate(state.nu, params))
     for name, square in tensors(squares).items():
         bound = CONFIG.clip * max(CONFIG.clip_floor, np.linalg.norm(tensors(params)[name]))
         norm = np.linalg.norm(tensors(gradient)[name])
@@ -166,9 +177,114 @@ def test_layers_are_clipped_apart():
     gradient = eqx.tree_at(lambda n: n.layers.weight, filled(0.0), weight)
     params = filled(1.0)
     _, state, _ = run(params, [gradient])
-    clipped = np.sqrt(state.nu.layers.weight / (1 - CONFIG.rms))
+    clipped = np.sqrt(separate(state.nu, params).layers.weight / (1 - CONFIG.rms))
     np.testing.assert_allclose(clipped[0], CONFIG.clip, rtol=1e-4)
     np.testing.assert_allclose(clipped[1], 1e-3, rtol=1e-4)
+
+
+def test_several_layers_are_tensors_each():
+    """Only a block that holds all layers is cut along its first axis."""
+
+    class Several(eqx.Module):
+        layers: tuple[jax.Array, ...]
+
+    layers = (jnp.zeros((2, 3)).at[0].set(1e3), jnp.full(4, 1e3), jnp.asarray(1e3))
+    params = Several(tuple(jnp.ones_like(leaf) for leaf in layers))
+    _, state, _ = run(params, [Several(layers)])
+    clipped = jax.tree.map(lambda nu: np.sqrt(nu / (1 - CONFIG.rms)), separate(state.nu, params))
+    for leaf in clipped.layers:
+        np.testing.assert_allclose(np.linalg.norm(leaf), CONFIG.clip * leaf.size**0.5, rtol=1e-4)
+
+
+ALL_SMALL, SOME_LARGE, ALL_LARGE = 2**14, 6, 0
+"""Sizes up to which leaves of the net are joined."""
+
+
+@pytest.mark.parametrize("small", [ALL_SMALL, SOME_LARGE, ALL_LARGE])
+def test_what_is_joined_comes_apart_again(monkeypatch, small):
+    monkeypatch.setattr(optim, "SMALL", small)
+    tree = eqx.tree_at(lambda n: n.layers.weight, net(1.0), jnp.ones((2, 3, 3)))
+    joined = join(tree)
+    large = {ALL_SMALL: [], SOME_LARGE: [(4, 3), (2, 3, 3)], ALL_LARGE: [(4, 3), (2, 3, 3)]}[small]
+    assert [leaf.shape for leaf in jax.tree.leaves(joined.large)] == large
+    assert sum(leaf.size for leaf in jax.tree.leaves(joined)) == 4 * 3 + 3 + 1 + 2 * 3 * 3 + 2
+    assert_same_bits(separate(joined, tree), tree)
+
+
+def test_nothing_to_join():
+    assert jax.tree.leaves(separate(join({"no": ()}), {"no": ()})) == []
+
+
+WIDE = Net((300, 70), (700,), (), Layer((2, 70, 130), (2, 257)))
+"""Leaves of several blocks, whole ones and broken ones; the matrices are not joined."""
+
+
+def wide(scale: float, seed: int) -> Net:
+    rng = np.random.default_rng(seed)
+
+    def leaf(shape):
+        return jnp.asarray(scale * rng.lognormal(size=shape) * rng.normal(size=shape), jnp.float32)
+
+    made = jax.tree.map(leaf, WIDE, is_leaf=lambda node: isinstance(node, tuple))
+    uneven = jnp.array([[1.0], [0.01]]) if seed % 2 else jnp.array([[0.1], [1.0]])
+    layers = Layer(made.layers.weight * uneven[..., None], made.layers.gain * uneven)
+    return eqx.tree_at(lambda n: n.layers, made, layers)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 10.0])
+def test_wide_tensors_by_hand(scale):
+    params, gradients = wide(1.0, 0), [wide(scale, seed) for seed in (1, 2, 3)]
+    result, state, report = run(params, gradients)
+    assert [leaf.shape for leaf in jax.tree.leaves(state.nu.large)] == [(300, 70), (2, 70, 130)]
+    history = [tensors(gradient) for gradient in gradients]
+    for name, moved in tensors(result).items():
+        start = tensors(params)[name]
+        expected = by_hand(start, [gradient[name] for gradient in history])
+        np.testing.assert_allclose(moved, expected, rtol=1e-6, atol=1e-6, err_msg=name)
+    norm = np.sqrt(sum(np.sum(tensor**2) for tensor in history[-1].values()))
+    np.testing.assert_allclose(report.gradient_norm, norm, rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["weight", "bias", "layers"])
+def test_a_bad_entry_anywhere_in_wide_tensors_is_found(place):
+    params, state, _ = run(wide(1.0, 0), [wide(0.1, 1)])
+    for at in (0, -1):
+
+        def spoil(leaf, at=at):
+            return leaf.ravel().at[at].set(np.nan).reshape(leaf.shape)
+
+        good = wide(0.1, 2)
+        bad = eqx.tree_at(
+            lambda n: getattr(n, place), good, jax.tree.map(spoil, getattr(good, place))
+        )
+        after = step(bad, state, params)
+        assert_same_bits(after[:2], (params, state))
+        assert not after[2].finite
+
+
+def test_a_bad_mean_is_refused_as_well():
+    params, state, _ = run(wide(1.0, 0), [wide(0.1, 1)])
+    for part in (lambda s: s.mu.small, lambda s: s.mu.large.weight):
+        bad = eqx.tree_at(
+            part, state, replace_fn=lambda x: x.ravel().at[-1].set(np.nan).reshape(x.shape)
+        )
+        after = step(wide(0.1, 2), bad, params)
+        assert_same_bits(after[:2], (params, bad))
+        assert not after[2].finite
+
+
+def test_runs_side_by_side_are_as_each_alone():
+    starts, gradients = [wide(1.0, 0), wide(2.0, 5)], [wide(0.1, 1), wide(np.nan, 2)]
+    states = [run(start, [wide(0.5, 7)])[1] for start in starts]
+    stacked = [
+        jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (gradients, states, starts)
+    ]
+    packed = jax.vmap(step)(*stacked)
+    for lane, given in enumerate(zip(gradients, states, starts, strict=True)):
+        alone = step(*given)
+        assert alone[2].finite == (lane == 0)
+        for a, b in zip(jax.tree.leaves(packed), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a[lane], b, rtol=1e-6, atol=1e-7)
 
 
 def test_moments_are_float32_whatever_the_gradient():

@@ -243,6 +243,52 @@ class TestCache:
             np.testing.assert_array_equal(cut.episode[index], episode)
 
 
+@functools.partial(jit, static_argnames=("last", "outputs"))
+def recalled(model, x, episode, last, *, outputs):
+    return model.recall(x, episode, last, outputs=outputs)
+
+
+class TestRecall:
+    """Known records in chunks, against all of them at once."""
+
+    LENGTH = 24
+    EPISODE = np.cumsum(np.eye(24)[[5, 17]] + np.eye(24)[[0, 6]], axis=1).astype(np.int32)
+
+    def chunks(self, leaf, size: int, axis: int):
+        """`[B, C, ...]` with time where it was, behind."""
+        parts = leaf.shape[axis] // size
+        return np.stack(np.split(np.asarray(leaf), parts, axis), axis=1)
+
+    @pytest.mark.parametrize("outputs", [True, False])
+    @pytest.mark.parametrize(
+        ("kind", "size"), [(LOCAL, 6), (LOCAL, 24), (JOINT, 2), (JOINT, 8), (Kind(2, 1), 4)]
+    )
+    def test_it_equals_one_run(self, kind, size, outputs):
+        model, x = temporal(kind), normals(BATCH, AGENTS, self.LENGTH, WIDTH)
+        y, whole = at_once(model, x, self.EPISODE, model.empty(BATCH, AGENTS))
+        given = (self.chunks(x, size, 2), self.chunks(self.EPISODE, size, 1))
+        for last in (kind.window - 1, kind.window + 4):
+            found, history = recalled(model, *given, last, outputs=outputs)
+            for one, other in zip(history, whole.last(last), strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+            if outputs:
+                np.testing.assert_allclose(found, self.chunks(y, size, 2), rtol=0, atol=1e-5)
+            else:
+                assert found is None
+
+    @pytest.mark.parametrize(("last", "read"), [(2, 8), (3, 9), (6, 12)])
+    def test_what_nobody_looks_back_on_is_not_read(self, last, read):
+        """Four layers of two records before each: what the last ones know of the others."""
+        model, x = temporal(JOINT), normals(BATCH, AGENTS, self.LENGTH, WIDTH)
+        x[:, :, : self.LENGTH - read - read % 2] = np.nan
+        x, episode = self.chunks(x, 2, 2), np.ones((BATCH, 12, 2), np.int32)
+        _, history = recalled(model, x, episode, last, outputs=False)
+        assert all(np.all(np.isfinite(leaf)) for leaf in history)
+        x[:, 12 - (read + 1) // 2] = np.nan
+        _, history = recalled(model, x, episode, last, outputs=False)
+        assert not np.all(np.isfinite(history.keys))
+
+
 class TestInfluence:
     @pytest.mark.parametrize("kind", [ONE_LAYER, LOCAL, JOINT])
     @pytest.mark.parametrize("episode", RESETS[:2])

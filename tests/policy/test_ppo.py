@@ -25,7 +25,6 @@ from majepa.policy.ppo import (
     actor_loss,
     critic_loss,
     freeze,
-    judged,
     replay_targets,
     values,
 )
@@ -313,11 +312,8 @@ def test_a_policy_that_ran_away_stays_finite():
 
 def make_replayed(seed: int = 0) -> ReplayTargets:
     rng = np.random.default_rng(seed)
-    shape = (BATCH, 6, AGENTS)
+    shape = (BATCH, ROOTS - 1, AGENTS)
     return ReplayTargets(
-        s=array(rng.normal(size=(*shape, FEATURE))),
-        present=array(rng.random(shape) < 0.9),
-        alive=array(rng.random(shape) < 0.9),
         returns=array(3 * rng.normal(size=shape)),
         valid=array(rng.random(shape) < 0.7),
     )
@@ -327,8 +323,10 @@ def test_the_critic_loss_by_hand():
     _, _, critic, _, frozen = batch()
     replayed = make_replayed()
     loss, (imagined, real) = jit(functools.partial(critic_loss, config=DEBUG))(
-        critic, judged(frozen, replayed)
+        critic, frozen, replayed
     )
+    # Recorded states are the first imagined ones; after the last of them nothing is recorded.
+    recorded = jax.tree.map(lambda leaf: leaf[0, :, :-1], frozen)._replace(returns=replayed.returns)
 
     @jit
     def log_probs(view):
@@ -339,7 +337,7 @@ def test_the_critic_loss_by_hand():
         return -np.sum(np.asarray(encoded) * np.asarray(log_probs(view)), axis=-1)
 
     by_imagination = np.average(crossed(frozen), weights=frozen.value_weight)
-    by_replay = crossed(replayed)[np.asarray(replayed.valid)].mean()
+    by_replay = crossed(recorded)[np.asarray(replayed.valid)].mean()
     np.testing.assert_allclose(imagined, by_imagination, rtol=1e-5)
     np.testing.assert_allclose(real, by_replay, rtol=1e-5)
     np.testing.assert_allclose(loss, by_imagination + 0.3 * by_replay, rtol=1e-5)
@@ -371,12 +369,9 @@ def boot_of(seed: int = 6) -> jax.Array:
     return array(np.random.default_rng(seed).normal(size=(BATCH, ROOTS, AGENTS)))
 
 
-NO_FEATURES = jnp.zeros((BATCH, ROOTS, AGENTS, 1))
-
-
 @functools.cache
 def targets_under(config: MajepaConfig):
-    return jit(lambda record, boot: replay_targets(NO_FEATURES, record, boot, config))
+    return jit(lambda record, boot: replay_targets(record, boot, config))
 
 
 def targets_of(record, boot, config: MajepaConfig = DEBUG) -> ReplayTargets:
@@ -410,8 +405,6 @@ def test_replayed_values_are_learned_where_something_follows():
     present, last = np.asarray(record.present), np.asarray(record.is_last)
     np.testing.assert_array_equal(got.valid, (present & ~last[..., None])[:, :-1])
     assert not present.all()
-    np.testing.assert_array_equal(got.alive, record.alive[:, :-1])
-    np.testing.assert_array_equal(got.present, record.present[:, :-1])
 
 
 def test_an_end_keeps_its_reward_and_a_cut_goes_on_in_value():
@@ -491,16 +484,14 @@ def begun() -> Update:
     _, actor, critic, _, frozen = batch()
     params = Params(*make_models(0), actor, critic)
     moments = (algorithm().model_optimizer.init(group) for group in params)
-    basis, replayed = Basis(params.local.dynamics), make_replayed()
-    return Update(
-        params, Optimizers(*moments), condensed(frozen), condensed(replayed, seed=1), basis
-    )
+    basis = Basis(params.local.dynamics)
+    return Update(params, Optimizers(*moments), condensed(frozen), make_replayed(), basis)
 
 
-def condensed(batch, seed: int = 0):
+def condensed(batch):
     """With random states of the size that an update takes."""
     size = Basis(make_models(0)[0].dynamics).gram.shape[0] + LOCAL.latents * LOCAL.classes
-    s = np.random.default_rng(seed).normal(size=(*batch.s.shape[:-1], size))
+    s = np.random.default_rng(0).normal(size=(*batch.s.shape[:-1], size))
     return batch._replace(s=array(s))
 
 
@@ -550,8 +541,8 @@ def test_the_policy_leaves_the_old_one_after_the_first_epoch_only():
 
 
 def test_every_epoch_uses_the_frozen_batch_and_the_first_policy():
-    params, optimizers, *batches, _ = begun()
-    frozen, replayed = map(dense, batches)
+    params, optimizers, thin, replayed, _ = begun()
+    frozen = dense(thin)
     config, optimizer = algorithm().config, algorithm()
 
     @jit
@@ -562,7 +553,7 @@ def test_every_epoch_uses_the_frozen_batch_and_the_first_policy():
 
     @jit
     def critic_step(critic, moments):
-        gradient = jax.grad(critic_loss, has_aux=True)(critic, judged(frozen, replayed), config)[0]
+        gradient = jax.grad(critic_loss, has_aux=True)(critic, frozen, replayed, config)[0]
         return apply_update(optimizer.critic_optimizer, gradient, moments, critic)[:2]
 
     actor, actor_moments, old = params.actor, optimizers.actor, jnp.zeros(frozen.action.shape)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from drawn import jit
 
-from majepa.policy.returns import LARGEST_LOG_RATIO, clipped_surrogate, gae
+from majepa.policy.returns import LARGEST_LOG_RATIO, accumulate, clipped_surrogate, gae
 
 STEPS, BATCH = 5, 40
 
@@ -41,6 +41,18 @@ def test_advantages_against_a_loop(trace):
             expected[k, entry] = delta + trace * cont[k, entry] * following
     got = advantages(reward, cont, value, trace)
     np.testing.assert_allclose(got, expected[:-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64])
+def test_accumulated_rows_against_a_loop(length):
+    rng = np.random.default_rng(length)
+    x, final = rng.normal(size=(length, 4, 3)), rng.normal(size=(4, 3))
+    weight = np.where(rng.random((length, 4, 1)) < 0.1, 0.0, rng.uniform(size=(length, 4, 1)))
+    arrays = (jnp.asarray(given, jnp.float32) for given in (x, weight, final))
+    got = jax.jit(accumulate)(*arrays)
+    for k in reversed(range(length)):
+        final = x[k] + weight[k] * final
+        np.testing.assert_allclose(got[k], final, rtol=1e-5, atol=1e-6)
 
 
 def test_returns_mix_the_next_value_and_the_next_return():

@@ -18,8 +18,12 @@ MAY_IMPORT = {
     "stats": (),
     "files": (),
     "interrupt": (),
-    "host_replay": ("agent", "algorithm", "diagnostics", "compilation", "replay"),
+    "call_by_call": (
+        "agent", "algorithm", "diagnostics", "compilation", "flat", "packing", "replay",
+        "world_model",
+    ),
     "packing": (),
+    "flat": (),
     "compilation": (),
     "recording": ("__version__", "envs", "files"),
     "viewer": ("envs.sim", "recording"),
@@ -29,9 +33,9 @@ MAY_IMPORT = {
     "memory": ("checks", "config"),
     "run_size": ("checks", "config", "envs.make", "memory", "training"),
     "collect": ("algorithm", "envs.base"),
-    "evaluation": ("algorithm", "collect", "envs.base", "stats"),
+    "evaluation": ("algorithm", "collect", "compilation", "envs.base", "stats"),
     "lanes": (
-        "algorithm", "collect", "envs.base", "log", "memory", "packing", "compilation",
+        "algorithm", "collect", "envs.base", "flat", "log", "memory", "packing", "compilation",
     ),
     "run": (
         "algorithm", "checkpoint", "checks", "collect", "config", "envs.base", "evaluation",

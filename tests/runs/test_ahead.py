@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 from counting import CountingEnv, FakeAlgorithm
 
+from majepa import run as host
 from majepa import training as loop
 from majepa.ahead import Ahead
 from majepa.config import MAPPO_DEBUG, EvaluationConfig, TrainConfig
 from majepa.memory import NoRoom
+from majepa.run import Run
 from majepa.training import train, train_together
 
 ENV = CountingEnv()
@@ -71,7 +73,7 @@ def test_ctrl_c_is_heard_while_waiting_and_waits_for_nobody():
         enough.set()
 
 
-@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("runs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_compiles_each_of_its_programs_once(tmp_path, monkeypatch, times_compiled, runs):
     # Of a size that no other test has a program for.
     algorithm = FakeAlgorithm(rows=5, num_envs=2 + runs)
@@ -100,6 +102,47 @@ def test_nothing_is_left_to_compile_when_the_first_batch_begins(
     monkeypatch.setattr(loop, "_loop", first_batch)
     with pytest.raises(Begun):
         train(CONFIG, tmp_path / "run", env=ENV, algorithm=FakeAlgorithm(rows=7))
+
+
+def test_the_last_evaluation_is_compiled_while_the_run_learns(
+    tmp_path, monkeypatch, times_compiled
+):
+    """By a thread of its own, which the end of the run waits for."""
+    config = dataclasses.replace(CONFIG, evaluation=EvaluationConfig(30, 4, 5))
+    is_ending, begun, compile_end, end = threading.Event(), [], loop._compile_end, Run.end
+
+    def compile_late(runs, lanes, shapes, ahead):
+        begin = ahead.begin
+
+        def begin_late(compiling):
+            def compile_program():
+                assert is_ending.wait(SECONDS)
+                time.sleep(0.2)
+                return compiling()
+
+            begun.append(begin(compile_program))
+            return begun[-1]
+
+        ahead.begin = begin_late
+        compile_end(runs, lanes, shapes, ahead)
+
+    def note_end(run, *given):
+        assert times_compiled()["_play"] == 1
+        is_ending.set()
+        return end(run, *given)
+
+    def judge(*given, episodes, **more):
+        assert episodes == 4 or begun[0].done()
+        return evaluate(*given, episodes=episodes, **more)
+
+    evaluate = host.evaluate
+    monkeypatch.setattr(host, "evaluate", judge)
+    monkeypatch.setattr(loop, "_compile_end", compile_late)
+    monkeypatch.setattr(Run, "end", note_end)
+    result = train(config, tmp_path / "run", env=ENV, algorithm=FakeAlgorithm(rows=9))
+    (compiling,) = begun
+    assert compiling.result(SECONDS) is not None and result.argmax.episodes == 5
+    assert times_compiled()["_play"] == 2
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no such instruction"), NoRoom("too large")])

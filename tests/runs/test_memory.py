@@ -44,9 +44,9 @@ def test_what_is_given_away_is_not_counted_twice():
         alias_size_in_bytes=800,
         temp_size_in_bytes=50,
     )
-    learner, stream = np.zeros(800, np.uint8), np.zeros(7, np.uint8)
-    assert need_of(stats, learner, stream) == Need(807, 350)
-    assert need_of(None, learner, stream) is None
+    learner = np.zeros(800, np.uint8)
+    assert need_of(stats, learner) == Need(800, 350)
+    assert need_of(None, learner) is None
 
 
 def test_a_compiled_program_tells_its_temporaries():
@@ -55,7 +55,7 @@ def test_a_compiled_program_tells_its_temporaries():
 
     state, x = jnp.zeros((1000,)), jnp.zeros((1000, 8))
     stats = jax.jit(program).lower(state, x).compile().memory_analysis()
-    need = need_of(stats, state, ())
+    need = need_of(stats, state)
     assert need.state == 4000 and 4_000_000 < need.temporaries < 5_000_000
 
 

@@ -53,6 +53,7 @@ def test_a_number_of_seeds_counts_from_the_first(world, capsys):
     assert "one program for seeds 5, 6, 7" in said and "--resume" not in said
 
 
+@pytest.mark.slow
 def test_seeds_may_be_named(world):
     cli.train([*SHORT, "--seeds", "1302", "2771", "--out", "mine"])
     assert sorted(path.name for path in (world / "mine").iterdir()) == ["seed-1302", "seed-2771"]

@@ -13,14 +13,22 @@ from majepa.world_model import losses, self_fed
 from majepa.world_model.joint import AheadHead
 from majepa.world_model.local import feature
 from majepa.world_model.targets import cosine
-from majepa.world_model.tokens import one_hot_vec, tokens_of
-from majepa.world_model.unroll import Past, Roots, States, run_history, run_joint, sg
+from majepa.world_model.tokens import enter, one_hot_vec, tokens_of
+from majepa.world_model.unroll import Past, Roots, States, run_joint, sg
 
 
 def draw(q, key, t):
     """The sample that the package would take of record `t`."""
     noise = jax.random.gumbel(jax.random.fold_in(key, t), q.shape)
     return jnp.argmax(q + noise, axis=-1)
+
+
+def run_history(dynamics, tokens, past, *, classes, num_actions):
+    """All states h at once, for known latents, and the whole history."""
+    token = enter(dynamics, tokens, classes=classes, num_actions=num_actions)
+    token = dynamics.token_norm(token).swapaxes(1, 2)
+    h, history = dynamics.history(token, tokens.episode, past)
+    return h.swapaxes(1, 2), history
 
 
 def infer(local, record, tokens, past, key) -> States:

@@ -20,7 +20,7 @@ from majepa.world_model.joint import JointModel
 from majepa.world_model.local import feature
 from majepa.world_model.self_fed import SelfFed, draw_roots, self_fed
 from majepa.world_model.targets import outcome_losses, targets
-from majepa.world_model.unroll import run_history, run_joint
+from majepa.world_model.unroll import run_joint
 
 ENDPOINTS = (2, 4, 5)
 STEPS = 5
@@ -59,7 +59,7 @@ def whole(local, joint, given, latent, tokens, alive, present):
     """All predictions at once, in inference mode, for given latents."""
     z_before = jnp.concatenate([given.tokens.z_before[:, :1], latent[:, :-1]], axis=1)
     classes = local.posterior.classes
-    h, _ = run_history(
+    h, _ = plain.run_history(
         local.dynamics, tokens._replace(z_before=z_before), given.past.local,
         classes=classes, num_actions=ACTIONS,
     )  # fmt: skip

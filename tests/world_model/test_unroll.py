@@ -5,21 +5,18 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain
 import pytest
 from drawn import drawn, jit
 
 from majepa.config import DEBUG
 from majepa.nn.layers import cast
 from majepa.replay import Record, Sequence
+from majepa.world_model import unroll
 from majepa.world_model.joint import JointModel
 from majepa.world_model.local import LocalModel
 from majepa.world_model.tokens import tokens_of
-from majepa.world_model.unroll import (
-    infer,
-    rebuild_context,
-    reinfer,
-    run_history,
-)
+from majepa.world_model.unroll import infer, rebuild_context, reinfer
 
 BATCH, AGENTS, ACTIONS, OBSERVATION = 2, 2, 3, 5
 LATENTS, CLASSES, SIZE_H = DEBUG.local.latents, DEBUG.local.classes, DEBUG.local.deterministic
@@ -124,7 +121,7 @@ def reinfer_all(local, joint, sequence, key):
 
 
 def known(local, tokens, past):
-    return run_history(local.dynamics, tokens, past, classes=CLASSES, num_actions=ACTIONS)
+    return plain.run_history(local.dynamics, tokens, past, classes=CLASSES, num_actions=ACTIONS)
 
 
 def nothing(local, batch: int = BATCH):
@@ -266,6 +263,20 @@ class TestContext:
         value, gradient = jit(jax.value_and_grad(size))(models())
         assert value > 0
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_past_of_several_chunks_is_that_of_whole_sequences(monkeypatch, key):
+    """As long views have it: here two chunks of four records, and two of seven."""
+    monkeypatch.setattr(unroll, "SHORTEST_CHUNK", WINDOW)
+    sequence = jax.tree.map(jnp.asarray, make_sequence((2, CONTEXT + 2), (5,)))
+    tokens = tokens_of(sequence, sequence.record.latent)
+    for one, given in (("rebuild_context", (tokens, CONTEXT)), ("reinfer", (CONTEXT, key))):
+        found, expected = (
+            jit(lambda *models, run=run, given=given: run(*models, sequence, *given))(*models())
+            for run in (getattr(unroll, one), getattr(plain, one))
+        )
+        for leaf, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            close(leaf, other)
 
 
 class TestInfer:

@@ -1,0 +1,327 @@
+"""Updates of MA-JEPA in several programs, which the host starts one after another.
+
+They compile side by side, nothing is copied around a loop over calls, and what has to be known of a
+view before its latents are drawn, how far back they go, is known on the host while the world model
+learns: no program waits for a number. What is computed is what `Majepa.update` computes.
+
+The replay may lie in host memory, for an accelerator that cannot hold it. Rows go in there, views
+are drawn there and travel to the accelerator, and fresh latents come back.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from .agent import (
+    Actor,
+    Bad,
+    Critic,
+    Fresh,
+    JointModel,
+    Learner,
+    LocalModel,
+    Majepa,
+    Moments,
+    Optimizers,
+    Params,
+    Views,
+    keys_of_halves,
+)
+from .algorithm import Device, Experience, Program, Row, shapes_on, without_replay
+from .compilation import COMPILER_OPTIONS
+from .flat import Flat, Scalars, flattened, restored
+from .packing import packed
+from .replay import Replay, Sequence, insert, num_starts
+from .world_model.recurrence import chunk_size
+from .world_model.unroll import first_needed
+
+MOST_STARTS = 8
+"""Places where latents of a view may begin to be drawn, each with a program of its own. From an
+earlier one than needed takes longer, and gives the same."""
+
+
+class Drawn(NamedTuple):
+    """What a call is given."""
+
+    views: Views
+    key_model: Key[Array, "..."]
+    key_behaviour: Key[Array, "..."]
+    wanted: Bool[Array, "..."]
+
+
+class Own(NamedTuple):
+    """What the behaviour changes."""
+
+    actor: Actor
+    critic: Critic
+    actor_state: Moments
+    critic_state: Moments
+
+
+class Between(NamedTuple):
+    """What the second half of a call has to know of the first."""
+
+    bad: Bad
+    active: Bool[Array, "..."]
+
+
+class Told(NamedTuple):
+    """What a half of a call says beside what it learned."""
+
+    latent: Int[Array, "..."]
+    metrics: Scalars
+    place: Float[Array, "..."]
+    """One if it took place, for a run that wanted it."""
+
+
+class CallByCall:
+    """How runs learn: one, or several `together`; `host` has the replay of one that keeps it there.
+
+    Learners are `flattened` wherever they are given.
+    """
+
+    def __init__(
+        self, algorithm: Majepa, *, together: bool = False, host: Device | None = None
+    ) -> None:
+        self._algorithm, self.host = algorithm, host
+        self.device = None if host is None else jax.local_devices()[0]
+        self._each: Callable[[Callable], Callable] = packed if together else lambda one: one
+        config = algorithm.config
+        self._apart = starts_apart(config.context, config.replay.learning)
+        learning = {"donate_argnums": 0, "compiler_options": COMPILER_OPTIONS}
+        self._insert = self._program(self._insert_rows, donate_argnums=0)
+        self._owe = self._program(algorithm.owe)
+        self._draw = jax.jit(self._draw_views)
+        self._model = self._program(self._learn_model, **learning)
+        self._latents = functools.cache(self._latents_from)
+        self._behaviour = self._program(self._learn_behaviour, **learning)
+        self._store = self._program(algorithm.store, donate_argnums=0)
+
+    def _program(self, one: Callable, **options: Any) -> Any:
+        return jax.jit(self._each(one), **options)
+
+    def place(self, learner: Learner) -> Learner:
+        """A learner with every part where it belongs."""
+        replay = self._to_host(learner.replay)
+        return self._to_device(without_replay(learner))._replace(replay=replay)
+
+    def _to_host(self, tree: Any) -> Any:
+        return tree if self.host is None else jax.device_put(tree, self.host)
+
+    def _to_device(self, tree: Any) -> Any:
+        return tree if self.host is None else jax.device_put(tree, self.device)
+
+    def programs(self, learner: Learner, data: Experience, key: Any) -> Iterator[Program]:
+        """What learns, longest first, traced for arrays or their shapes."""
+        rest, calls = without_replay(learner), learner.calls
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        given, _ = jax.eval_shape(self._draw, learner.replay, key, calls, number)
+        given = self._shapes_on_device(given)
+        part, world, own = _of_model(rest), _world(rest), _own(rest)
+        of_model = (part, given.views.model, given.key_model, given.wanted)
+        yield Program("model", self._model.lower(*of_model), part)
+        between = self._shapes_on_device(jax.eval_shape(self._model, *of_model)[2])
+        of_latents = (rest.params.local, given.views.behaviour, given.key_behaviour)
+        latent = self._shapes_on_device(jax.eval_shape(self._latents(0), *of_latents))
+        of_behaviour = (own, world, between, *of_latents[1:], latent)
+        yield Program("behaviour", self._behaviour.lower(*of_behaviour), (own, world))
+        for start in range(self._algorithm.config.context // self._apart + 1):
+            yield Program("latents", self._latents(start).lower(*of_latents), rest.params.local)
+        if self.host is None:
+            of_insert, of_draw = (learner.replay, data.rows), (learner.replay, key, calls, number)
+            _, enough, _ = jax.eval_shape(self._insert, *of_insert)
+            fresh = Fresh(jax.eval_shape(self._model, *of_model)[1].latent, given.wanted)
+            yield Program("insert", self._insert.lower(*of_insert), learner.replay)
+            counters = _counters(learner)
+            yield Program("owe", self._owe.lower(counters, data, enough), counters)
+            yield Program("draw", self._draw.lower(*of_draw), learner.replay)
+            store = self._store.lower(learner.replay, given.views, fresh)
+            yield Program("store", store, learner.replay)
+
+    def _shapes_on_device(self, shapes: Any) -> Any:
+        return shapes if self.host is None else shapes_on(self.device, shapes)
+
+    def __call__(
+        self, learner: Learner, data: Experience, key: Key[Array, "..."]
+    ) -> tuple[Learner, Scalars]:
+        """What `Majepa.update` does; metrics of a half that no call had are left out."""
+        replay, enough, rows = self._insert(learner.replay, self._to_host(data.rows))
+        enough, rows = self._to_device((enough, rows))
+        counters, calls = self._owe(_counters(learner), data, enough)
+        learner = learner._replace(
+            replay=replay, transitions=counters.transitions, due=counters.due
+        )
+        learner, model, behaviour = self.learn(learner, key, calls)
+        return learner, self._report(learner, model, behaviour, rows)
+
+    def learn(
+        self, learner: Learner, key: Key[Array, "..."], calls: Int[Array, "..."]
+    ) -> tuple[Learner, list[Told], list[Told]]:
+        """So many calls, and what their halves said: the world model's and the behaviour's."""
+        config = self._algorithm.config
+        write_back = config.replay.write_back
+        replay, learner = learner.replay, without_replay(learner)
+        made, wanted = jax.device_get((learner.calls, calls))
+        to_draw = self._to_host((key, calls))
+        model, behaviour = [], []
+        for number in range(int(np.max(wanted))):
+            drawn, start = self._draw(replay, *to_draw, np.int32(number))
+            given = self._to_device(drawn)
+            learner, between, told = self._first_half(learner, given)
+            model.append(told)
+            fresh = Fresh(told.latent, given.wanted) if write_back == "model" else None
+            is_active = (number < wanted) & (made + number >= config.collect.model_only_calls)
+            if np.any(is_active):
+                # While this is waited for, the device has the first half to do.
+                draw_latents = self._latents(int(jax.device_get(start).min()))
+                learner, told = self._second_half(learner, given, between, draw_latents)
+                behaviour.append(told)
+                if write_back == "behaviour":
+                    fresh = Fresh(told.latent, between.active)
+            if fresh is not None:
+                replay = self._store(replay, drawn.views, self._to_host(fresh))
+        return learner._replace(replay=replay), model, behaviour
+
+    def _report(
+        self, learner: Learner, model: list[Told], behaviour: list[Told], rows: Int[Array, "..."]
+    ) -> Scalars:
+        """Means over calls, and counters; on the host, which has had them all along."""
+        counts = self._algorithm.counts(learner, rows)
+        halves = [[(told.metrics, told.place) for told in half] for half in (model, behaviour)]
+        halves, counts = jax.device_get((halves, counts))
+        means = [_mean(half) for half in halves if half]
+        counted = np.stack([np.asarray(count, np.float32) for count in counts.values()], axis=-1)
+        names = [name for mean in means for name in mean.names]
+        values = [*(mean.values for mean in means), counted]
+        return Scalars((*names, *counts), np.concatenate(values, axis=-1))
+
+    def _first_half(self, learner: Learner, given: Drawn) -> tuple[Learner, Between, Told]:
+        part, told, between = self._model(
+            _of_model(learner), given.views.model, given.key_model, given.wanted
+        )
+        params = learner.params._replace(local=part.params.local, joint=part.params.joint)
+        optimizers = learner.optimizers._replace(
+            local=part.optimizers.local, joint=part.optimizers.joint
+        )
+        learner = part._replace(
+            params=params, optimizers=optimizers, transitions=learner.transitions, due=learner.due
+        )
+        return learner, between, told
+
+    def _second_half(
+        self, learner: Learner, given: Drawn, between: Between, draw_latents: Callable
+    ) -> tuple[Learner, Told]:
+        view = (given.views.behaviour, given.key_behaviour)
+        latent = draw_latents(learner.params.local, *view)
+        own, nonfinite, told = self._behaviour(
+            _own(learner), _world(learner), between, *view, latent
+        )
+        params = learner.params._replace(actor=own.actor, critic=own.critic)
+        optimizers = learner.optimizers._replace(actor=own.actor_state, critic=own.critic_state)
+        learner = learner._replace(params=params, optimizers=optimizers, nonfinite=nonfinite)
+        return learner, told
+
+    # What the programs compute, for one run.
+
+    def _insert_rows(
+        self, replay: Replay, rows: Row
+    ) -> tuple[Replay, Bool[Array, ""], Int[Array, ""]]:
+        """And whether there is enough to sample, and how many rows there are."""
+        config = self._algorithm.config
+        replay = insert(replay, rows, rows.kept)
+        enough = num_starts(replay, config.context, config.replay.learning) > 0
+        return replay, enough, jnp.minimum(replay.inserted, replay.rows)
+
+    def _draw_views(
+        self, replay: Replay, key: Key[Array, "..."], calls: Array, number: Int[Array, ""]
+    ) -> tuple[Drawn, Array]:
+        """And which program draws latents of the behaviour view, the same for all runs."""
+
+        def one(replay: Replay, key: Key[Array, ""], calls: Int[Array, ""]) -> tuple[Drawn, Array]:
+            key = jax.random.fold_in(key, number)
+            views = self._algorithm.draw(replay, key)
+            begin = first_needed(views.behaviour.record, self._algorithm.config.context)
+            return Drawn(views, *keys_of_halves(key), number < calls), begin // self._apart
+
+        return self._each(one)(replay, key, calls)
+
+    def _learn_model(
+        self, part: Learner, view: Sequence, key: Key[Array, ""], wanted: Bool[Array, ""]
+    ) -> tuple[Learner, Told, Between]:
+        before = restored(part)
+        learner, half, active = self._algorithm.model_half(before, view, key, wanted)
+        bad = Bad(before.nonfinite, learner.nonfinite)
+        told = Told(half.latent, Scalars.of(half.metrics), wanted.astype(jnp.float32))
+        return flattened(learner), told, Between(bad, active)
+
+    def _latents_from(self, start: int) -> Any:
+        """The program that draws latents of the behaviour view from this place on."""
+
+        def draw_latents(local: Flat[LocalModel], view: Sequence, key: Key[Array, ""]) -> Array:
+            begin = start * self._apart
+            return self._algorithm.draw_latents(local.tree, view, key, begin)
+
+        return self._program(draw_latents, compiler_options=COMPILER_OPTIONS)
+
+    def _learn_behaviour(
+        self,
+        own: Own,
+        world: tuple[Flat[LocalModel], Flat[JointModel]],
+        between: Between,
+        view: Sequence,
+        key: Key[Array, ""],
+        latent: Int[Array, "B T N S"],
+    ) -> tuple[Own, Int[Array, ""], Told]:
+        own, (bad, active) = restored(own), between
+        local, joint = world[0].tree, world[1].tree
+        optimizers: Any = Optimizers(None, None, own.actor_state, own.critic_state)  # pyright: ignore
+        params, optimizers, nonfinite, half = self._algorithm.behaviour_half(
+            Params(local, joint, own.actor, own.critic), optimizers, bad, view, key, active, latent
+        )
+        told = Told(half.latent, Scalars.of(half.metrics), active.astype(jnp.float32))
+        return flattened(Own(*params[2:], *optimizers[2:])), nonfinite, told
+
+
+def _mean(told: list[tuple[Scalars, np.ndarray]]) -> Scalars:
+    """Over the calls that took place; NaN for a run that had none."""
+    values = sum(metrics.values for metrics, _ in told)
+    places = sum(place for _, place in told)
+    with np.errstate(invalid="ignore"):
+        return Scalars(told[0][0].names, values / np.expand_dims(places, -1))
+
+
+def starts_apart(context: int, learning: int) -> int:
+    """Records between two places where latents of a view may begin, in whole chunks."""
+    chunk = chunk_size(context + learning)
+    return chunk * math.ceil((context // chunk + 1) / MOST_STARTS)
+
+
+# Parts of a learner, as named tuples with nothing in the place of the rest.
+
+
+def _counters(learner: Learner) -> Learner:
+    return learner._replace(params=None, target_encoder=None, optimizers=None, replay=None)  # pyright: ignore
+
+
+def _of_model(learner: Learner) -> Learner:
+    """What the world model changes, and the counters of calls."""
+    params: Any = learner.params._replace(actor=None, critic=None)  # pyright: ignore
+    optimizers: Any = learner.optimizers._replace(actor=None, critic=None)  # pyright: ignore
+    return learner._replace(params=params, optimizers=optimizers, transitions=None, due=None)  # pyright: ignore
+
+
+def _world(learner: Learner) -> tuple[Any, Any]:
+    return learner.params.local, learner.params.joint
+
+
+def _own(learner: Learner) -> Own:
+    params, optimizers = learner.params, learner.optimizers
+    return Own(params.actor, params.critic, optimizers.actor, optimizers.critic)
