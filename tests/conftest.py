@@ -1,5 +1,7 @@
 import logging
+import os
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,26 @@ import pytest
 
 # Wrong ranks and silent promotions are mistakes in this code base.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what is compiled for other tests of this process, and out of the user's own folder.
+
+    Processes do not share a folder: JAX may read what another one has not written to its end.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="majepa-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
+    jax.config.update("jax_compilation_cache_dir", folder.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def compile_quickly(request: pytest.FixtureRequest) -> None:
+    """Most tests take longer to compile than to run. Those that run long, and all slow ones, have
+    programs as users have them."""
+    runs_long = {"slow", "optimized"} & {marker.name for marker in request.node.iter_markers()}
+    jax.config.update("jax_disable_most_optimizations", not runs_long)
 
 
 FIRST = ("agent", "world_model", "baselines", "envs")

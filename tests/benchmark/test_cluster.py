@@ -1,5 +1,6 @@
 """A grid on a real Ray cluster of this machine, which loses one of its nodes on the way."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -7,8 +8,10 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from processes import ancestors, workers_on
 from rich.console import Console
 from tiny_grids import TINY, write_grid
 
@@ -17,6 +20,8 @@ from majepa.benchmark.command import Options, benchmark
 from majepa.config import ConfigError
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
+GRID = dataclasses.replace(TINY, steps=6_000)
+"""Runs go on for a while after they have first saved something."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +34,7 @@ def whole(tmp_path_factory):
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setattr(command, "write_output", lambda grid, root: [])
     options = Options("", out=folder / "grid", jobs=2)
-    assert benchmark(write_grid(TINY, folder), options, console=Console()) == 0
+    assert benchmark(write_grid(GRID, folder), options, console=Console()) == 0
     yield folder / "grid"
     patch.undo()
 
@@ -57,23 +62,32 @@ def saved(root):
     return {path.parents[1].name for path in root.glob("cells/*/checkpoints/last.safetensors")}
 
 
-def lose_a_node(made, workers, root):
-    """Take away a node once both jobs have saved something, and put another in its place."""
+def lose_a_machine(made, workers, root, is_over):
+    """Take away the machine of the first job that has saved something, for another one.
 
-    def wait_and_remove():
-        while {name.rpartition("-")[0] for name in saved(root)} < {"mappo-3m", "mappo-2m_vs_1z"}:
-            time.sleep(0.05)
-        made.remove_node(workers[0], allow_graceful=False)
-        made.add_node(num_cpus=1, object_store_memory=100 << 20)
+    The job is held still before, so that it cannot end by itself.
+    """
+    while not (names := saved(root)):
+        assert not is_over.wait(0.01), "nothing was saved"
+    job, _, _ = names.pop().rpartition("-")
+    (process,) = workers_on(f"/{job}.json")
+    above = set(ancestors(process))
+    (machine,) = [node for node in workers if raylet_of(node) in above]
+    os.kill(process, signal.SIGSTOP)
+    made.remove_node(machine, allow_graceful=False)
+    os.kill(process, signal.SIGCONT)
+    made.add_node(num_cpus=1, object_store_memory=100 << 20)
+    return job
 
-    thread = threading.Thread(target=wait_and_remove, daemon=True)
-    thread.start()
-    return thread
+
+def raylet_of(node):
+    """The process of Ray that starts all others of a machine."""
+    return node.all_processes["raylet"][0].process.pid
 
 
 def final_episodes(root):
     found = {}
-    for cell in TINY.cells():
+    for cell in GRID.cells():
         text = (root / "cells" / cell.name / "evaluations.jsonl").read_text()
         found[cell.name] = [line for line in text.splitlines() if '"final"' in line]
     return found
@@ -85,15 +99,20 @@ def test_a_grid_survives_the_loss_of_a_machine(whole, nodes, tmp_path, monkeypat
     root = tmp_path / "grid"
     patient = functools.partial(cluster.cluster_workers, may_share=may_share, report_seconds=0.2)
     monkeypatch.setattr(cluster, "cluster_workers", patient)
-    thread = lose_a_node(made, workers, root)
     options = Options("", out=root, cluster=made.address, retries=0)
-    code = benchmark(write_grid(TINY, tmp_path), options, console=Console())
-    thread.join()
+    is_over = threading.Event()
+    with ThreadPoolExecutor() as beside:
+        losing = beside.submit(lose_a_machine, made, workers, root, is_over)
+        try:
+            code = benchmark(write_grid(GRID, tmp_path), options, console=Console())
+        finally:
+            is_over.set()
+    lost = losing.result()
     events = [json.loads(line) for line in (root / "jobs.jsonl").read_text().splitlines()]
-    reasons = [event.get("reason", "") for event in events if event["event"] == "failed"]
-    assert code == 0, reasons
-    assert len(reasons) == 1 and "its machine was lost" in reasons[0]
-    lost = next(event["job"] for event in events if event["event"] == "failed")
+    failed = [event for event in events if event["event"] == "failed"]
+    assert code == 0, failed
+    assert [event["job"] for event in failed] == [lost]
+    assert "its machine was lost" in failed[0]["reason"]
     log = (root / "jobs" / f"{lost}.log").read_text()
     # It went on where it was, on another machine.
     assert " starts; " in log and " continues at " in log
@@ -114,7 +133,7 @@ def test_an_interruption_brings_home_what_was_saved(whole, nodes, tmp_path, monk
 
     threading.Thread(target=interrupt, daemon=True).start()
     options = Options("", out=root, cluster=made.address, jobs=1)
-    grid = write_grid(TINY, tmp_path)
+    grid = write_grid(GRID, tmp_path)
     assert benchmark(grid, options, console=Console()) == 130
     assert "stopped; the runs are saved" in (root / "jobs" / "mappo-3m.log").read_text()
     assert "mappo-3m-1" in saved(root) and "mappo-2m_vs_1z-1" not in saved(root)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import workers_on
 from tiny_grids import TINY, write_grid
 
 from majepa.benchmark import output
@@ -51,20 +52,6 @@ def finish(grid: str, out: Path, cache: Path) -> str:
     return text
 
 
-def workers_of(out: Path) -> list[int]:
-    """Processes that work on jobs of a grid, whoever started them."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                command = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"majepa.benchmark.work" in command and str(out).encode() in command[-2]:
-                found.append(int(folder.name))
-    return found
-
-
 def episodes(out: Path, cell: Cell) -> list[str]:
     """Of every evaluation of a run."""
     return (cell_folder(out, cell) / EVALUATIONS).read_text().splitlines()
@@ -95,12 +82,12 @@ def wait_for_more(out: Path, pattern: str, mark: str, process: subprocess.Popen[
 
 
 def kill_a_worker(out: Path, rng: random.Random) -> None:
-    os.kill(rng.choice(workers_of(out)), signal.SIGKILL)
+    os.kill(rng.choice(workers_on(str(out))), signal.SIGKILL)
 
 
 def wait_for_orphans(out: Path) -> None:
     """Whose parent is gone, they save and end by themselves."""
-    while workers_of(out):
+    while workers_on(str(out)):
         time.sleep(0.02)
 
 

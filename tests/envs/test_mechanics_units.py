@@ -38,6 +38,8 @@ from skirmish import (
 
 from majepa.envs.sim import SCENARIOS, UNITS, BattleEnv, Rules
 
+pytestmark = pytest.mark.optimized
+
 EVERY = tuple(SPEC)
 
 
