@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-QUICK = {"xla_backend_optimization_level": 0}
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
 """For programs that run a few times only: optimising them would take longer."""
 
