@@ -213,7 +213,7 @@ def measure_plain(subject: Subject, calls: int) -> dict[str, Any]:
 def contexts(subject: Subject, views: int) -> dict[int, int]:
     """How often latents are drawn from so many records before the learning ones on."""
     config, replay = subject.algorithm.config, subject.learner.replay
-    apart = starts_apart(config.context, config.replay.learning)
+    step = starts_apart(config.context, config.replay.learning)
 
     @jax.jit
     def needed(key: jax.Array) -> jax.Array:
@@ -221,7 +221,7 @@ def contexts(subject: Subject, views: int) -> dict[int, int]:
         return unroll.first_needed(view.record, config.context)
 
     first = [int(needed(key)) for key in jax.random.split(jax.random.key(2), views)]
-    found = Counter(config.context - apart * (begin // apart) for begin in first)
+    found = Counter(config.context - step * (begin // step) for begin in first)
     return dict(sorted(found.items()))
 
 
@@ -241,8 +241,8 @@ def measure_contexts(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]
     algorithm, learner = subject.algorithm, subject.learner
     config, key = algorithm.config, jax.random.key(5)
     behaviour = jax.jit(algorithm.train_behaviour, compiler_options=COMPILER_OPTIONS)
-    apart = starts_apart(config.context, config.replay.learning)
-    for begin in range(config.context // apart * apart, -1, -apart):
+    step = starts_apart(config.context, config.replay.learning)
+    for begin in range(config.context // step * step, -1, -step):
         view = draw_view(subject, begin)
         program = jax.jit(
             functools.partial(algorithm.draw_latents, begin=begin),

@@ -22,6 +22,7 @@ from .algorithm import (
     Device,
     Experience,
     Metrics,
+    Row,
     Updater,
     agent_keys,
     without_replay,
@@ -269,9 +270,7 @@ class Majepa:
         self, state: Learner, data: Experience, key: Key[Array, ""]
     ) -> tuple[Learner, Metrics]:
         """Insert new rows, then make the learner calls they earned; metrics are their means."""
-        config = self.config
-        replay = insert(state.replay, data.rows, data.rows.kept)
-        enough = num_starts(replay, config.context, config.replay.learning) > 0
+        replay, enough, rows = self.take_in(state.replay, data.rows)
         state, calls = self.owe(state._replace(replay=replay), data, enough)
 
         def call(number: Int[Array, ""], carry: tuple[Learner, Totals]) -> tuple[Learner, Totals]:
@@ -282,8 +281,14 @@ class Majepa:
         shapes = jax.eval_shape(self._call, state, key, calls > 0)[1]
         totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         state, totals = jax.lax.fori_loop(0, most(calls), call, (state, totals))
-        rows = jnp.minimum(replay.inserted, replay.rows)
         return state, self.report(state, totals, calls, rows)
+
+    def take_in(self, replay: Replay, rows: Row) -> tuple[Replay, Bool[Array, ""], Int[Array, ""]]:
+        """A replay with new rows, whether it has enough to sample, and how many rows it has."""
+        config = self.config
+        replay = insert(replay, rows, rows.kept)
+        enough = num_starts(replay, config.context, config.replay.learning) > 0
+        return replay, enough, jnp.minimum(replay.inserted, replay.rows)
 
     def owe(
         self, state: Learner, data: Experience, enough: Bool[Array, ""]

@@ -137,10 +137,11 @@ class Decentralised(Protocol):
 class Program(NamedTuple):
     """What an `Updater` runs, traced."""
 
-    name: str
     lowered: jax.stages.Lowered
     held: Any
     """Which of its arguments belong to a learner."""
+    beside: Any = ()
+    """What else is on the device while it runs, for the update alone."""
 
 
 @runtime_checkable

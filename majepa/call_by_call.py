@@ -35,11 +35,11 @@ from .agent import (
     Views,
     keys_of_halves,
 )
-from .algorithm import Device, Experience, Program, Row, shapes_on, without_replay
+from .algorithm import Device, Experience, Program, shapes_on, without_replay
 from .compilation import COMPILER_OPTIONS
 from .flat import Flat, Scalars, flattened, restored
 from .packing import packed
-from .replay import Replay, Sequence, insert, num_starts
+from .replay import Replay, Sequence
 from .world_model.recurrence import chunk_size
 from .world_model.unroll import first_needed
 
@@ -73,13 +73,19 @@ class Between(NamedTuple):
     active: Bool[Array, "..."]
 
 
+class Said(NamedTuple):
+    """What is kept of a half of a call until the update is over."""
+
+    metrics: Scalars
+    place: Float[Array, "..."]
+    """One if it took place, for a run that wanted it."""
+
+
 class Told(NamedTuple):
     """What a half of a call says beside what it learned."""
 
     latent: Int[Array, "..."]
-    metrics: Scalars
-    place: Float[Array, "..."]
-    """One if it took place, for a run that wanted it."""
+    said: Said
 
 
 class CallByCall:
@@ -97,7 +103,7 @@ class CallByCall:
         config = algorithm.config
         self._apart = starts_apart(config.context, config.replay.learning)
         learning = {"donate_argnums": 0, "compiler_options": COMPILER_OPTIONS}
-        self._insert = self._program(self._insert_rows, donate_argnums=0)
+        self._insert = self._program(algorithm.take_in, donate_argnums=0)
         self._owe = self._program(algorithm.owe)
         self._draw = jax.jit(self._draw_views)
         self._model = self._program(self._learn_model, **learning)
@@ -127,24 +133,26 @@ class CallByCall:
         given = self._shapes_on_device(given)
         part, world, own = _of_model(rest), _world(rest), _own(rest)
         of_model = (part, given.views.model, given.key_model, given.wanted)
-        yield Program("model", self._model.lower(*of_model), part)
+        views = given.views
+        yield Program(self._model.lower(*of_model), part, beside=views.behaviour)
         between = self._shapes_on_device(jax.eval_shape(self._model, *of_model)[2])
-        of_latents = (rest.params.local, given.views.behaviour, given.key_behaviour)
+        of_latents = (rest.params.local, views.behaviour, given.key_behaviour)
         latent = self._shapes_on_device(jax.eval_shape(self._latents(0), *of_latents))
         of_behaviour = (own, world, between, *of_latents[1:], latent)
-        yield Program("behaviour", self._behaviour.lower(*of_behaviour), (own, world))
+        yield Program(self._behaviour.lower(*of_behaviour), (own, world), beside=views.model)
         for start in range(self._algorithm.config.context // self._apart + 1):
-            yield Program("latents", self._latents(start).lower(*of_latents), rest.params.local)
+            latents = self._latents(start).lower(*of_latents)
+            yield Program(latents, rest.params.local, beside=views.model)
         if self.host is None:
             of_insert, of_draw = (learner.replay, data.rows), (learner.replay, key, calls, number)
             _, enough, _ = jax.eval_shape(self._insert, *of_insert)
             fresh = Fresh(jax.eval_shape(self._model, *of_model)[1].latent, given.wanted)
-            yield Program("insert", self._insert.lower(*of_insert), learner.replay)
+            yield Program(self._insert.lower(*of_insert), learner.replay)
             counters = _counters(learner)
-            yield Program("owe", self._owe.lower(counters, data, enough), counters)
-            yield Program("draw", self._draw.lower(*of_draw), learner.replay)
-            store = self._store.lower(learner.replay, given.views, fresh)
-            yield Program("store", store, learner.replay)
+            yield Program(self._owe.lower(counters, data, enough), counters)
+            yield Program(self._draw.lower(*of_draw), learner.replay)
+            if self._algorithm.config.replay.write_back != "none":
+                yield Program(self._store.lower(learner.replay, views, fresh), learner.replay)
 
     def _shapes_on_device(self, shapes: Any) -> Any:
         return shapes if self.host is None else shapes_on(self.device, shapes)
@@ -164,7 +172,7 @@ class CallByCall:
 
     def learn(
         self, learner: Learner, key: Key[Array, "..."], calls: Int[Array, "..."]
-    ) -> tuple[Learner, list[Told], list[Told]]:
+    ) -> tuple[Learner, list[Said], list[Said]]:
         """So many calls, and what their halves said: the world model's and the behaviour's."""
         config = self._algorithm.config
         write_back = config.replay.write_back
@@ -176,14 +184,14 @@ class CallByCall:
             drawn, start = self._draw(replay, *to_draw, np.int32(number))
             given = self._to_device(drawn)
             learner, between, told = self._first_half(learner, given)
-            model.append(told)
+            model.append(told.said)
             fresh = Fresh(told.latent, given.wanted) if write_back == "model" else None
             is_active = (number < wanted) & (made + number >= config.collect.model_only_calls)
             if np.any(is_active):
                 # While this is waited for, the device has the first half to do.
                 draw_latents = self._latents(int(jax.device_get(start).min()))
                 learner, told = self._second_half(learner, given, between, draw_latents)
-                behaviour.append(told)
+                behaviour.append(told.said)
                 if write_back == "behaviour":
                     fresh = Fresh(told.latent, between.active)
             if fresh is not None:
@@ -191,12 +199,11 @@ class CallByCall:
         return learner._replace(replay=replay), model, behaviour
 
     def _report(
-        self, learner: Learner, model: list[Told], behaviour: list[Told], rows: Int[Array, "..."]
+        self, learner: Learner, model: list[Said], behaviour: list[Said], rows: Int[Array, "..."]
     ) -> Scalars:
         """Means over calls, and counters; on the host, which has had them all along."""
         counts = self._algorithm.counts(learner, rows)
-        halves = [[(told.metrics, told.place) for told in half] for half in (model, behaviour)]
-        halves, counts = jax.device_get((halves, counts))
+        halves, counts = jax.device_get(((model, behaviour), counts))
         means = [_mean(half) for half in halves if half]
         counted = np.stack([np.asarray(count, np.float32) for count in counts.values()], axis=-1)
         names = [name for mean in means for name in mean.names]
@@ -231,15 +238,6 @@ class CallByCall:
 
     # What the programs compute, for one run.
 
-    def _insert_rows(
-        self, replay: Replay, rows: Row
-    ) -> tuple[Replay, Bool[Array, ""], Int[Array, ""]]:
-        """And whether there is enough to sample, and how many rows there are."""
-        config = self._algorithm.config
-        replay = insert(replay, rows, rows.kept)
-        enough = num_starts(replay, config.context, config.replay.learning) > 0
-        return replay, enough, jnp.minimum(replay.inserted, replay.rows)
-
     def _draw_views(
         self, replay: Replay, key: Key[Array, "..."], calls: Array, number: Int[Array, ""]
     ) -> tuple[Drawn, Array]:
@@ -259,8 +257,8 @@ class CallByCall:
         before = restored(part)
         learner, half, active = self._algorithm.model_half(before, view, key, wanted)
         bad = Bad(before.nonfinite, learner.nonfinite)
-        told = Told(half.latent, Scalars.of(half.metrics), wanted.astype(jnp.float32))
-        return flattened(learner), told, Between(bad, active)
+        said = Said(Scalars.of(half.metrics), wanted.astype(jnp.float32))
+        return flattened(learner), Told(half.latent, said), Between(bad, active)
 
     def _latents_from(self, start: int) -> Any:
         """The program that draws latents of the behaviour view from this place on."""
@@ -286,16 +284,17 @@ class CallByCall:
         params, optimizers, nonfinite, half = self._algorithm.behaviour_half(
             Params(local, joint, own.actor, own.critic), optimizers, bad, view, key, active, latent
         )
-        told = Told(half.latent, Scalars.of(half.metrics), active.astype(jnp.float32))
-        return flattened(Own(*params[2:], *optimizers[2:])), nonfinite, told
+        said = Said(Scalars.of(half.metrics), active.astype(jnp.float32))
+        own = flattened(Own(*params[2:], *optimizers[2:]))
+        return own, nonfinite, Told(half.latent, said)
 
 
-def _mean(told: list[tuple[Scalars, np.ndarray]]) -> Scalars:
-    """Over the calls that took place; NaN for a run that had none."""
-    values = sum(metrics.values for metrics, _ in told)
-    places = sum(place for _, place in told)
+def _mean(said: list[Said]) -> Scalars:
+    """Over the calls that took place; NaN for a run that had none. Of what the host has fetched."""
+    values = sum(one.metrics.values for one in said)
+    places = sum(one.place for one in said)
     with np.errstate(invalid="ignore"):
-        return Scalars(told[0][0].names, values / np.expand_dims(places, -1))
+        return Scalars(said[0].metrics.names, values / np.expand_dims(places, -1))
 
 
 def starts_apart(context: int, learning: int) -> int:

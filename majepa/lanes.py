@@ -111,7 +111,9 @@ class Lanes:
         together = not self._is_one
         with self.clock.measure("compiling", "update"):
             needs = [
-                need_of(program.lowered.compile().memory_analysis(), program.held)
+                need_of(
+                    program.lowered.compile().memory_analysis(), program.held, program.beside
+                )
                 for program in _learning_programs(
                     self.algorithm, self.env, self._learner, self._stream, self._key,
                     together=together, updater=self._updater,
@@ -216,7 +218,7 @@ def _learning_programs(
         yield from updater.programs(learner, data, key)
         return
     lowered = _update.lower(algorithm, learner, data, key, together=together)
-    yield Program("update", lowered, learner)
+    yield Program(lowered, learner)
 
 
 def _actors(learner: Any, *, on_host: bool) -> Any:

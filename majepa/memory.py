@@ -38,10 +38,11 @@ def bytes_of(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def need_of(stats: Any, held: Any) -> Need | None:
+def need_of(stats: Any, held: Any, beside: Any = ()) -> Need | None:
     """Of a program that learns, by its `memory_analysis`; none where the compiler has none.
 
     `held`: which of its arguments a learner holds anyway; others are there for it alone.
+    `beside`: arrays that it is not given, but that are there while it runs.
     """
     if stats is None:
         return None
@@ -52,7 +53,7 @@ def need_of(stats: Any, held: Any) -> Need | None:
         - stats.alias_size_in_bytes
         + stats.temp_size_in_bytes
     )
-    return Need(state, max(0, used - state))
+    return Need(state, max(0, used - state) + bytes_of(beside))
 
 
 def require_room(need: Need, there: Memory | None, config: TrainConfig, runs: int = 1) -> None:

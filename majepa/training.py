@@ -164,7 +164,8 @@ def _train(
         with clock.measure("compiling"):
             ahead.wait()
         _plan_memory(runs, lanes, there)
-        _compile_end(runs, lanes, shapes, ahead)
+        with clock.measure("compiling"):
+            _compile_end(runs, lanes, shapes, ahead)
         return _loop(runs, lanes, _Limits(*limits, is_interrupted))
 
 

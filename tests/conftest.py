@@ -16,7 +16,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what is compiled for other tests of this process, and out of the user's own folder.
 
-    Processes do not share a folder: JAX may read what another one has not written to its end.
+    Processes of tests do not share one: JAX may read what another has not written to its end.
     """
     folder = tempfile.TemporaryDirectory(prefix="majepa-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
@@ -25,11 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-@pytest.fixture(autouse=True)
-def compile_quickly(request: pytest.FixtureRequest) -> None:
-    """Most tests take longer to compile than to run. Those that run long, and all slow ones, have
-    programs as users have them."""
-    runs_long = {"slow", "optimized"} & {marker.name for marker in request.node.iter_markers()}
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Most tests take longer to compile than to run. What is compiled for those that run long, and
+    for all slow ones, is compiled as users have it."""
+    runs_long = {"slow", "optimized"} & {marker.name for marker in item.iter_markers()}
     jax.config.update("jax_disable_most_optimizations", not runs_long)
 
 

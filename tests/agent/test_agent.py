@@ -252,28 +252,55 @@ def test_the_kept_latents_are_those_the_agents_acted_on():
 
 
 class Marking(Majepa):
-    """Both halves of a learner call leave marks where they would learn."""
+    """Both halves of a learner call leave marks wherever they would learn: one more in the local
+    model and in the actor, what their key says in all else. Some calls are not finite."""
 
     def train_model(self, learner, view, key):
-        local = jax.tree.map(lambda leaf: leaf + 1.0, learner.params.local)
-        learner = learner._replace(params=learner.params._replace(local=local))
+        params, optimizers, number = learner.params, learner.optimizers, _number(key)
+        local, joint = _marked(params.local, 1), _marked(params.joint, number)
+        learner = learner._replace(
+            params=params._replace(local=local, joint=joint),
+            target_encoder=_marked(learner.target_encoder, number),
+            optimizers=optimizers._replace(
+                local=_marked(optimizers.local, number), joint=_marked(optimizers.joint, number)
+            ),
+            nonfinite=jnp.where(number == 0, learner.nonfinite + 1, 0),
+        )
         fresh = jnp.full_like(view.record.latent[:, self.config.context :], 1)
         return learner, fresh, {"model/place": _place(view), "model/call": 1.0 * learner.calls}
 
     def draw_latents(self, local, view, key, begin):
-        return view.record.latent
+        return view.record.latent + _number(key).astype(view.record.latent.dtype)
 
     def train_behaviour(self, params, optimizers, view, key, latent=None):
+        number = _number(key)
+        if latent is None:
+            latent = self.draw_latents(params.local, view, key, 0)
         seen = params.local.legal.linears[-1].bias[0]
-        actor = jax.tree.map(lambda leaf: leaf + 1.0, params.actor)
+        params = params._replace(
+            actor=_marked(params.actor, 1), critic=_marked(params.critic, number)
+        )
+        optimizers = optimizers._replace(
+            actor=_marked(optimizers.actor, number), critic=_marked(optimizers.critic, number)
+        )
         refreshed = jnp.full_like(view.record.latent[:, self.config.context :], 2)
         metrics = {
             "behaviour/place": _place(view),
             "behaviour/local": seen,
-            "finite/actor": jnp.ones(()),
+            "behaviour/latent": jnp.sum(latent, dtype=jnp.int32).astype(jnp.float32),
+            "finite/actor": jnp.where(number == 1, 0.8, 1.0),
             "finite/critic": jnp.ones(()),
         }
-        return params._replace(actor=actor), optimizers, refreshed, metrics
+        return params, optimizers, refreshed, metrics
+
+
+def _number(key):
+    """A small number, which depends on the key alone."""
+    return (jax.random.bits(key) % 5).astype(jnp.int32)
+
+
+def _marked(tree, number):
+    return jax.tree.map(lambda leaf: leaf + jnp.asarray(number, leaf.dtype), tree)
 
 
 def _place(view):

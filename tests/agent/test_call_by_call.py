@@ -157,7 +157,7 @@ def test_nothing_small_is_run_between_the_halves_of_a_call(times_compiled):
     for row in range(24):
         learner, _ = updater(learner, batch_of(row), jax.random.key(row))
     assert int(learner.calls) > algorithm.config.collect.model_only_calls
-    ours = {"_insert_rows", "owe", "_draw_views", "_learn_model", "draw_latents"}
+    ours = {"take_in", "owe", "_draw_views", "_learn_model", "draw_latents"}
     of_test = {
         "_threefry_seed",
         "convert_element_type",
@@ -212,7 +212,7 @@ def test_a_run_compiles_and_traces_each_program_once(tmp_path, times_compiled, m
     train(placed(place), tmp_path / "run", env=CountingEnv(), algorithm=algorithm)
     assert load_file(tmp_path / "run" / CHECKPOINT)["learner/calls"] > 2
     learning = ("_learn_model", "_learn_behaviour", "draw_latents")
-    for name in ("_collect", *learning, "_insert_rows", "owe", "_draw_views", "store", "_play"):
+    for name in ("_collect", *learning, "take_in", "owe", "_draw_views", "store", "_play"):
         assert times_compiled()[name] == 1, name
     assert len(traced) == 1
 

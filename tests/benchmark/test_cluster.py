@@ -1,5 +1,6 @@
 """A grid on a real Ray cluster of this machine, which loses one of its nodes on the way."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -74,8 +75,11 @@ def lose_a_machine(made, workers, root, is_over):
     above = set(ancestors(process))
     (machine,) = [node for node in workers if raylet_of(node) in above]
     os.kill(process, signal.SIGSTOP)
-    made.remove_node(machine, allow_graceful=False)
-    os.kill(process, signal.SIGCONT)
+    try:
+        made.remove_node(machine, allow_graceful=False)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
     return job
 
 

@@ -19,8 +19,7 @@ MAY_IMPORT = {
     "files": (),
     "interrupt": (),
     "call_by_call": (
-        "agent", "algorithm", "diagnostics", "compilation", "flat", "packing", "replay",
-        "world_model",
+        "agent", "algorithm", "compilation", "flat", "packing", "replay", "world_model",
     ),
     "packing": (),
     "flat": (),

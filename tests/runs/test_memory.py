@@ -46,6 +46,7 @@ def test_what_is_given_away_is_not_counted_twice():
     )
     learner = np.zeros(800, np.uint8)
     assert need_of(stats, learner) == Need(800, 350)
+    assert need_of(stats, learner, beside=learner) == Need(800, 1150)
     assert need_of(None, learner) is None
 
 
