@@ -264,7 +264,7 @@ class Marking(Majepa):
             optimizers=optimizers._replace(
                 local=_marked(optimizers.local, number), joint=_marked(optimizers.joint, number)
             ),
-            nonfinite=jnp.where(number == 0, learner.nonfinite + 1, 0),
+            nonfinite=jnp.where(number < 2, learner.nonfinite + 1, 0),
         )
         fresh = jnp.full_like(view.record.latent[:, self.config.context :], 1)
         return learner, fresh, {"model/place": _place(view), "model/call": 1.0 * learner.calls}
@@ -288,7 +288,7 @@ class Marking(Majepa):
             "behaviour/place": _place(view),
             "behaviour/local": seen,
             "behaviour/latent": jnp.sum(latent, dtype=jnp.int32).astype(jnp.float32),
-            "finite/actor": jnp.where(number == 1, 0.8, 1.0),
+            "finite/actor": jnp.where(number > 2, 0.8, 1.0),
             "finite/critic": jnp.ones(()),
         }
         return params, optimizers, refreshed, metrics
