@@ -131,9 +131,8 @@ class CallByCall:
         number = jax.ShapeDtypeStruct((), jnp.int32)
         given, _ = jax.eval_shape(self._draw, learner.replay, key, calls, number)
         given = self._shapes_on_device(given)
-        part, world, own = _of_model(rest), _world(rest), _own(rest)
-        of_model = (part, given.views.model, given.key_model, given.wanted)
-        views = given.views
+        views, part, world, own = given.views, _of_model(rest), _world(rest), _own(rest)
+        of_model = (part, views.model, given.key_model, given.wanted)
         yield Program(self._model.lower(*of_model), part, beside=views.behaviour)
         between = self._shapes_on_device(jax.eval_shape(self._model, *of_model)[2])
         of_latents = (rest.params.local, views.behaviour, given.key_behaviour)
