@@ -73,9 +73,8 @@ def imagine(
     local_trunk, local_room = local.dynamics.transformer.fork(roots.local, num_roots, steps)
     joint_trunk, joint_room = joint.temporal.fork(roots.joint, num_roots, steps)
 
-    def step(carry: tuple[_Now, Branches, Branches], given: tuple[Array, Array]) -> tuple:
-        now, local_room, joint_room = carry
-        k, noise = given
+    def step(carry: tuple, given: tuple[Array, Array]) -> tuple:
+        (now, states, local_room, joint_room), (k, noise) = carry, given
         key_act, key_latent, key_legal = jax.random.split(noise, 3)
         action = sample_index(actor(now.s, now.legal), key_act)
         a = jax.nn.one_hot(action, now.legal.shape[-1])
@@ -96,22 +95,26 @@ def imagine(
         reward, cont = end_dead_teams(reward, cont, record.present, now.alive, alive)
         valid = now.value_valid & _anyone(record.present & alive)
         after = _Now(s, z, legal, alive, valid)
-        return (after, local_room, joint_room), (now, action, reward, cont)
+        states = jax.lax.dynamic_update_index_in_dim(states, s, k + 1, axis=0)
+        seen = (now.legal, now.alive, now.value_valid)
+        return (after, states, local_room, joint_room), (*seen, action, reward, cont)
 
     given = (jnp.arange(steps), jax.random.split(key, steps))
-    (end, _, _), (path, action, reward, cont) = jax.lax.scan(
-        step, (now, local_room, joint_room), given
+    # States are wide: they are put where they stay, so that none is copied next to the others.
+    states = jnp.zeros((steps + 1, *now.s.shape), now.s.dtype).at[0].set(now.s)
+    (end, states, _, _), (legal, alive, value_valid, action, reward, cont) = jax.lax.scan(
+        step, (now, states, local_room, joint_room), given
     )
 
-    def with_end(states: Array, last: Array) -> Array:
-        return jnp.concatenate([states, last[None]])
+    def with_end(path: Array, last: Array) -> Array:
+        return jnp.concatenate([path, last[None]])
 
     return Imagined(
-        s=with_end(path.s, end.s),
-        legal=path.legal,
+        s=states,
+        legal=legal,
         action=action,
-        alive=with_end(path.alive, end.alive),
-        value_valid=with_end(path.value_valid, end.value_valid),
+        alive=with_end(alive, end.alive),
+        value_valid=with_end(value_valid, end.value_valid),
         reward=reward,
         cont=cont,
         present=record.present,

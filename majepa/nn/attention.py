@@ -265,22 +265,31 @@ def mix_branches(
     own: Bool[Array, " P"],
     turn: Turn,
     step: Int[Array, ""],
+    *,
+    window: int,
 ) -> tuple[Float[Array, "B N R D"], Twigs]:
     """What the next record of each root mixes; and the twigs with that record as number `step`.
 
     `turn` is that of the record's place. It sees the places of the limb that are `shared`, those of
-    its `own` twig, and itself. No gradients.
+    its `own` twig, and itself. Root r shares no places but r to r + `window` - 1. No gradients.
     """
     given = jax.lax.stop_gradient((qkv, limb, twigs, shared, own, turn, step))
     if may_take_kernels(qkv.dtype):
-        from .attention_kernels import mix_branches as kernel
         from .attention_kernels import suits_branches
 
-        if suits_branches(limb, twigs):
+        if suits_branches(limb, window):
+            kernel = functools.partial(_kernel_mix_branches, window)
             return jax.lax.platform_dependent(
-                *given, cuda=jax.jit(kernel), default=jax.jit(_plain_mix_branches)
+                *given, cuda=kernel, default=jax.jit(_plain_mix_branches)
             )
     return _plain_mix_branches(*given)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _kernel_mix_branches(window: int, *given: Any) -> tuple[Array, Twigs]:
+    from .attention_kernels import mix_branches
+
+    return mix_branches(*given, window=window)
 
 
 def _plain_mix_branches(

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
@@ -24,8 +25,8 @@ from .kernels import Ref, Slice, divide, dot, launch, like, suit, total
 
 LONGEST, LARGEST = 128, 128
 """Records or agents whose scores a program can hold, and entries of a head."""
-MOST_STEPS = 16
-"""Places of a twig: each is loaded by itself."""
+FEW_ROOTS, MANY_ROOTS = 16, 64
+"""That a program takes at once: few of those that see few places."""
 
 
 class Sight(NamedTuple):
@@ -42,10 +43,13 @@ def suits(length: int, before: int, size: int) -> bool:
     return max(length, before) <= LONGEST and size <= LARGEST and suit(size // 2)
 
 
-def suits_branches(limb: Limb, twigs: Twigs) -> bool:
-    """Whether they can be held for a step of all roots."""
-    roots, steps, size = twigs.keys.shape[3:]
-    return suits(roots, limb.keys.shape[3], size) and steps <= MOST_STEPS
+def suits_branches(limb: Limb, window: int) -> bool:
+    """Whether what neighbouring roots see can be held."""
+    return suits(1, roots_at_once(window) + window - 1, limb.keys.shape[4])
+
+
+def roots_at_once(window: int) -> int:
+    return FEW_ROOTS if window <= FEW_ROOTS else MANY_ROOTS
 
 
 def attend(
@@ -240,12 +244,19 @@ def mix_branches(
     turn: Turn,
     step: Int[Array, ""],
     *,
+    window: int,
     interpret: bool = False,
 ) -> tuple[Float[Array, "B N R D"], Twigs]:
-    """As `attention.mix_branches`; the twigs grow in place."""
+    """As `attention.mix_branches`; the twigs grow in place.
+
+    A program has a few neighbouring roots, which see about the same places of the limb, and goes
+    along the steps of their twigs so far.
+    """
     batch, agents, roots, _ = qkv.shape
     heads, places, size = limb.keys.shape[2:]
-    width, half, steps = heads * size, size // 2, twigs.keys.shape[4]
+    width, half = heads * size, size // 2
+    some = roots_at_once(window)
+    reach = size_of(some + window - 1)
 
     def flat(leaf: Array) -> Array:
         return leaf.reshape(-1, *leaf.shape[2:])
@@ -254,22 +265,22 @@ def mix_branches(
         old_keys: Ref, old_values: Ref, qkv: Ref, limb: Limb, shared: Ref, own: Ref, turn: Turn,
         step: Ref, keys: Ref, values: Ref, out: Ref,
     ) -> None:  # fmt: skip
-        row, head = pl.program_id(0), pl.program_id(1)
-        halves = halves_of(0, size)
-        there, now = inside(roots, half), step[0]
-        cos, sin = (held(leaf.at[span(0, roots), :], there) for leaf in turn)
+        row, head, first = pl.program_id(0), pl.program_id(1), pl.program_id(2) * some
+        halves, now = halves_of(0, size), step[0]
+        mine, near = pl.ds(first, some), pl.ds(first, reach)
+        is_root, is_place = first + jnp.arange(some) < roots, first + jnp.arange(reach) < places
+        there, around = (jnp.broadcast_to(x[:, None], (x.size, half)) for x in (is_root, is_place))
+        cos, sin = (held(leaf.at[mine, :], there) for leaf in turn)
 
         def new(kind: int) -> Pair:
             cuts = halves_of(kind * width + head * size, size)
-            return Pair(*(load(qkv, row, cut, roots) for cut in cuts))
+            return Pair(*(held(qkv.at[row, mine, cut], there) for cut in cuts))
 
         def of_limb(ref: Ref) -> Pair:
-            at = [ref.at[row, head, span(0, places), cut] for cut in halves]
-            return Pair(*(held(cut, inside(places, half)) for cut in at))
+            return Pair(*(held(ref.at[row, head, near, cut], around) for cut in halves))
 
-        def of_twig(ref: Ref, number: int | Array) -> list[Ref]:
-            number = number + 0 * row
-            return [ref.at[row, head, span(0, roots), number, cut] for cut in halves]
+        def of_twig(ref: Ref, number: Array) -> list[Ref]:
+            return [ref.at[row, head, mine, number, cut] for cut in halves]
 
         query, key, value = new(0).turned((cos, sin)), new(1).turned((cos, sin)), new(2)
         for ref, pair in ((keys, key), (values, value)):
@@ -280,32 +291,32 @@ def mix_branches(
             products = zip(query, pair, strict=True)
             return size**-0.5 * _add(total(exact(x) * exact(y)) for x, y in products)
 
-        grown = [
-            Pair(*(held(at, there) for at in of_twig(old_keys, number))) for number in range(steps)
-        ]
-        valid = inside_both(roots, places)
         at = divide(row, agents)[0]
-        seen = held(shared.at[at, span(0, roots), span(0, places)], valid)
-        to_shared = size**-0.5 * dots(query, of_limb(limb.keys))
-        to_shared = jnp.where(seen != 0, to_shared, FAR_BELOW)
-        single = [jnp.where(own[n] != 0, on(pair), FAR_BELOW) for n, pair in enumerate(grown)]
-        single = [*single, on(key)]
-        peak = functools.reduce(jnp.maximum, single, to_shared.max(1, keepdims=True))
-        to_shared, single = jnp.exp(to_shared - peak), [jnp.exp(each - peak) for each in single]
-        whole = _add([total(to_shared), *single])
-        weight = (to_shared / whole).astype(qkv.dtype)
-        mixed = [dot(weight, each) for each in of_limb(limb.values)]
-        mixed = [each.astype(qkv.dtype).astype(jnp.float32) for each in mixed]
-        grown = [
-            Pair(*(held(at, there) for at in of_twig(old_values, number)))
-            for number in range(steps)
+        seen = held(shared.at[at, mine, near], is_root[:, None] & is_place[None]) != 0
+        to_shared = jnp.where(seen, size**-0.5 * dots(query, of_limb(limb.keys)), FAR_BELOW)
+        to_self = on(key)
+        peak = jnp.maximum(to_shared.max(1, keepdims=True), to_self)
+        weight, itself = jnp.exp(to_shared - peak), jnp.exp(to_self - peak)
+        mixed = [
+            dot(weight.astype(qkv.dtype), each) + itself * exact(of_itself)
+            for each, of_itself in zip(of_limb(limb.values), value, strict=True)
         ]
-        for raised, pair in zip(single, [*grown, value], strict=True):
-            share = raised / whole
-            mixed = [so_far + share * exact(x) for so_far, x in zip(mixed, pair, strict=True)]
+
+        def go_along(number: Array, so_far: tuple) -> tuple:
+            """Of a softmax whose peak may still rise."""
+            peak, whole, left, right = so_far
+            old = Pair(*(held(at, there) for at in of_twig(old_keys, number)))
+            score = jnp.where(own[number] != 0, on(old), FAR_BELOW)
+            higher = jnp.maximum(peak, score)
+            sinks, weight = jnp.exp(peak - higher), jnp.exp(score - higher)
+            of_old = [exact(held(at, there)) for at in of_twig(old_values, number)]
+            mixed = (sinks * x + weight * y for x, y in zip((left, right), of_old, strict=True))
+            return higher, sinks * whole + weight, *mixed
+
+        start = (peak, total(weight) + itself, *mixed)
+        _, whole, *mixed = jax.lax.fori_loop(0, now, go_along, start)
         for cut, each in zip(halves_of(head * size, size), mixed, strict=True):
-            at = out.at[row, span(0, roots), cut]
-            triton.store(at, each.astype(out.dtype), mask=there)
+            triton.store(out.at[row, mine, cut], (each / whole).astype(out.dtype), mask=there)
 
     before = tuple(flat(leaf) for leaf in twigs)
     given = (
@@ -314,7 +325,7 @@ def mix_branches(
     )  # fmt: skip
     outs = (*map(like, before), like(qkv, batch * agents, roots, width))
     *grown, mixed = launch(
-        mix_branches_kernel, outs, (batch * agents, heads), *given,
+        mix_branches_kernel, outs, (batch * agents, heads, math.ceil(roots / some)), *given,
         tile="mix_branches", interpret=interpret, in_place=2,
     )  # fmt: skip
     grown = Twigs(*(leaf.reshape(old.shape) for leaf, old in zip(grown, twigs, strict=True)))

@@ -335,7 +335,10 @@ class TemporalTransformer(eqx.Module):
         branches: Branches,
         step: Int[Array, ""],
     ) -> tuple[Float[Array, "B N R D"], Branches]:
-        """One more record for each root: number `step` after place `last` of the trunk."""
+        """One more record for each root: number `step` after place `last` of the trunk.
+
+        Roots follow each other: that of root r is r + `window` - 1, or one less.
+        """
         place = jnp.arange(trunk.episode.shape[1])
         own_place = jnp.arange(branches[0].keys.shape[4])
         now = last + 1 + step
@@ -346,7 +349,9 @@ class TemporalTransformer(eqx.Module):
 
         def layer(x: Array, block: Block, given: tuple) -> tuple[Array, Twigs]:
             limb, twigs = given
-            mixed, twigs = mix_branches(block.projected(x), limb, twigs, shared, own, turn, step)
+            mixed, twigs = mix_branches(
+                block.projected(x), limb, twigs, shared, own, turn, step, window=self.window
+            )
             return block.finish(x, mixed, DropoutKeys()), twigs
 
         given = list(zip(trunk.layers, branches, strict=True))

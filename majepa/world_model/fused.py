@@ -127,9 +127,8 @@ def sample_latents(
         times = number * size + jnp.arange(size)
         noise = _noise(key, times, (batch, agents, latents * classes), classes)
 
-        def step(offset: Int[Array, ""], carry: tuple) -> tuple:
-            streams, latent = list(carry[0]), carry[1]
-            t = (number * size + offset)[None]
+        def step(_: Int[Array, ""], carry: tuple) -> tuple:
+            streams, latent, t = list(carry[0]), *carry[1:]
             x = _token(
                 dynamics, latent, a_before, is_first, t, classes=classes, interpret=interpret
             )
@@ -142,8 +141,8 @@ def sample_latents(
             hidden = _hidden(
                 posterior, dynamics, read, squares, reader.corner, seen, t, interpret=interpret
             )
-            latent = _draw(latent, posterior, hidden, noise, t, interpret=interpret)
-            return tuple(streams), latent
+            latent, t = _draw(latent, posterior, hidden, noise, t, interpret=interpret)
+            return tuple(streams), latent, t
 
         return jax.lax.fori_loop(0, size, step, carry, unroll=TOGETHER)
 
@@ -156,7 +155,8 @@ def sample_latents(
         chunk_of_first * size,
         axis=1,
     )
-    latent = jax.lax.fori_loop(chunk_of_first, length // size, chunk, (streams, latent))[1]
+    carry = (streams, latent, (chunk_of_first * size)[None])
+    latent = jax.lax.fori_loop(chunk_of_first, length // size, chunk, carry)[1]
     latent = latent[: batch * agents, 1:].reshape(batch, agents, length, latents).swapaxes(1, 2)
     known = jnp.arange(length) >= chunk_of_first * size
     return jnp.where(known[None, :, None, None], latent, 0)
@@ -283,13 +283,18 @@ def _draw(
     t: Time,
     *,
     interpret: bool,
-) -> Int[Array, "R P S"]:
-    """With the latents of record `t`, each from the program of its columns."""
+) -> tuple[Int[Array, "R P S"], Time]:
+    """With the latents of record `t`, each from the program of its columns; and the next `t`.
+
+    To count in a kernel of its own would take as long as some of the others.
+    """
     rows, _, latents = latent.shape
     classes, share, chunk = posterior.classes, posterior.unimix, noise.shape[0]
     depth = TILES["draw"].depth
 
-    def draw_kernel(old: Ref, linear: Linear, hidden: Ref, noise: Ref, t: Ref, latent: Ref) -> None:
+    def draw_kernel(
+        old: Ref, linear: Linear, hidden: Ref, noise: Ref, t: Ref, latent: Ref, following: Ref
+    ) -> None:
         here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
         columns = part(number, classes)
         (logits,) = products(hidden, linear.weight, here, [columns], depth)
@@ -303,9 +308,10 @@ def _draw(
         is_best = score == jnp.max(score, axis=1, keepdims=True)
         best = jnp.min(jnp.where(is_best, index, classes - 1), axis=1)
         latent[here, now + 1, number] = best.astype(latent.dtype)
+        following[0] = now + 1
 
     return launch(
-        draw_kernel, like(latent), (rows // ROWS, latents),
+        draw_kernel, (like(latent), like(t)), (rows // ROWS, latents),
         latent, posterior.mlp.linears[1], hidden, noise, t,
         tile="draw", in_place=1, interpret=interpret,
     )  # fmt: skip
@@ -367,9 +373,8 @@ def back_through(
     across = _transposed((posterior.mlp.linears[1], layers.blocks))
     of_latents = dynamics.token.weight[:size].T
 
-    def step(number: Int[Array, ""], carry: tuple) -> tuple:
-        of_z, of_logits, scores, mixed = (*carry[:2], list(carry[2]), list(carry[3]))
-        t = (length - 1 - number)[None]
+    def step(_: Int[Array, ""], carry: tuple) -> tuple:
+        of_z, of_logits, scores, mixed, t = (*carry[:2], list(carry[2]), list(carry[3]), carry[4])
         out, blocks = across
         of_silu = multiply(of_logits, out.weight, interpret=interpret)
         back = Back(layers.norm, end, _pull_head(head, of_silu, t, interpret=interpret))
@@ -388,11 +393,11 @@ def back_through(
             )  # fmt: skip
             gradient = multiply(of_parts, block.query_key_value.weight, interpret=interpret)
             back = Back(block.norm_attention, x[layer], gradient, into)
-        of_z, of_logits = _pull_token(
+        of_z, of_logits, t = _pull_token(
             of_z, back, dynamics.token_norm, token, of_latents, logits, first, t,
             posterior=posterior, interpret=interpret,
         )  # fmt: skip
-        return of_z, of_logits, tuple(scores), tuple(mixed)
+        return of_z, of_logits, tuple(scores), tuple(mixed), t
 
     # Place t + 1 is for the latents of record t, as in `sample_latents`.
     rows = logits.shape[0]
@@ -401,6 +406,7 @@ def back_through(
         jnp.zeros((rows, size), dtype),
         tuple(jnp.zeros_like(layer.weight) for layer in attended),
         tuple(jnp.zeros_like(layer.query) for layer in attended),
+        jnp.full(1, length - 1),
     )
     of_z = jax.lax.fori_loop(0, length, step, nothing, unroll=TOGETHER)[0]
     of_z = of_z[: batch * agents, 1:].reshape(batch, agents, length, posterior.latents, -1)
@@ -479,14 +485,14 @@ def _pull_token(
     *,
     posterior: Posterior,
     interpret: bool,
-) -> tuple[Float[Array, "R P Z"], Float[Array, "R Z"]]:
+) -> tuple[Float[Array, "R P Z"], Float[Array, "R Z"], Time]:
     """Gradients of latents, with that of the one in the token of record `t` among them, and the
-    gradient of the logits which it was drawn from, one record earlier."""
+    gradient of the logits which it was drawn from, one record earlier; and that record's `t`."""
     classes, share = posterior.classes, posterior.unimix
 
     def pull_token_kernel(
         old: Ref, back: Back, norm: RMSNorm, token: Ref, of_latents: Ref, logits: Ref,
-        is_first: Ref, t: Ref, of_z: Ref, of_logits: Ref,
+        is_first: Ref, t: Ref, of_z: Ref, of_logits: Ref, earlier: Ref,
     ) -> None:  # fmt: skip
         here, columns, now = part(pl.program_id(0), ROWS), part(pl.program_id(1), classes), t[0]
         of_token = norm_gradient(norm, loaded(token, here, now, slice(None)), back.at(here, now))
@@ -499,9 +505,11 @@ def _pull_token(
         chance = chance / total(chance)
         found = (1 - share) * chance * (found - total(chance * found))
         of_logits[here, columns] = found.astype(of_logits.dtype)
+        earlier[0] = now - 1
 
     rows, _, size = of_z.shape
-    out, grid = (like(of_z), like(of_latents, rows, size)), (rows // ROWS, size // classes)
+    out = (like(of_z), like(of_latents, rows, size), like(t))
+    grid = (rows // ROWS, size // classes)
     given = (of_z, back, norm, token, of_latents, logits, is_first, t)
     return launch(
         pull_token_kernel, out, grid, *given,

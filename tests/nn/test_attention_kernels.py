@@ -106,10 +106,13 @@ def test_gradients_of_projections_and_of_the_past(case, dtype):
         close(one.reshape(other.shape), other, dtype)
 
 
-def branches_given(step, dtype, seed=0):
-    """What `attention.mix_branches` takes."""
+def branches_given(step, dtype, seed=0, *, window=4, roots=21):
+    """What `attention.mix_branches` takes, for roots that follow each other."""
     rng = np.random.default_rng(seed)
-    batch, agents, roots, heads, size, places, steps = 2, 3, 13, 2, 32, 20, 4
+    batch, agents, heads, size, steps = 2, 3, 2, 32, 4
+    places = roots + window - 1
+    ahead = np.arange(places)[None] - np.arange(roots)[:, None]
+    near = (ahead >= 0) & (ahead < window)
 
     def normals(*shape):
         return jnp.asarray(rng.normal(size=shape), dtype)
@@ -118,16 +121,22 @@ def branches_given(step, dtype, seed=0):
     twigs = Twigs(*(normals(batch, agents, heads, roots, steps, size) for _ in range(2)))
     return (
         normals(batch, agents, roots, 3 * heads * size), limb, twigs,
-        jnp.asarray(rng.random((batch, roots, places)) < 0.5), jnp.arange(steps) < step,
+        jnp.asarray(near & (rng.random((batch, roots, places)) < 0.6)), jnp.arange(steps) < step,
         turns(jnp.arange(roots) + 3, size), jnp.asarray(step),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("step", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (0, 3))])
+@pytest.mark.parametrize(
+    ("step", "window", "roots"),
+    [(2, 4, 21), *(pytest.param(*each, marks=pytest.mark.slow)
+                   for each in ((0, 4, 21), (3, 16, 64), (1, 17, 40), (2, 30, 33), (3, 4, 1)))],
+)  # fmt: skip
 @EXACT
-def test_branches(step, dtype):
-    given = branches_given(step, dtype)
-    mixed, grown = kernels.mix_branches(*given, interpret=True)
+def test_branches(step, window, roots, dtype):
+    """Roots in one program and in several, which programs fill and do not; short and long
+    windows."""
+    given = branches_given(step, dtype, window=window, roots=roots)
+    mixed, grown = kernels.mix_branches(*given, window=window, interpret=True)
     plain, expected = attention._plain_mix_branches(*given)
     close(mixed, plain, dtype)
     for one, other in zip(grown, expected, strict=True):
@@ -164,7 +173,9 @@ def test_a_past_of_another_type_has_gradients_of_that_type():
 def test_branches_of_several_runs_at_once():
     runs = [branches_given(2, jnp.float32, seed) for seed in range(2)]
     together = jax.tree.map(lambda *each: jnp.stack(each), *runs)
-    mixed, grown = jax.vmap(functools.partial(kernels.mix_branches, interpret=True))(*together)
+    mixed, grown = jax.vmap(functools.partial(kernels.mix_branches, window=4, interpret=True))(
+        *together
+    )
     for number, one in enumerate(runs):
         plain, expected = attention._plain_mix_branches(*one)
         close(mixed[number], plain, jnp.float32)
