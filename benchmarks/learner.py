@@ -7,11 +7,11 @@ The folder must hold a checkpoint with its replay: of a run that goes on, or was
 
 Prints one JSON line per measurement:
 
-- `call`: mean over many calls in a row, of one seed or several in one program; `context` counts how
-  many records before the learning ones were needed, as the run's own episodes have it. With
-  `--plain` also of the learner without savings that the tests keep;
-- `context`: the behaviour's half with every episode begun so many records before the learning ones,
-  and the latents that are drawn for it; the world model's half does not depend on that;
+- `call`: mean over many calls in a row, of one seed or several in one program; `tracks` counts the
+  lengths of the tracks that latents of behaviour views are drawn on, as the run's own episodes have
+  it. With `--plain` also of the learner without savings that the tests keep;
+- `context`: the behaviour's half on tracks of each length, and the latents that are drawn for it;
+  the world model's half does not depend on that;
 - `phase`: each part of a call by itself, beside the floating-point operations and the bytes of its
   matrix products, counted in the traced program.
 """
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import sys
@@ -36,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from majepa.agent import Learner, Majepa
-from majepa.call_by_call import starts_apart
+from majepa.call_by_call import lengths_apart, lengths_of_tracks
 from majepa.checkpoint import read_omitted
 from majepa.compilation import COMPILER_OPTIONS
 from majepa.config import MajepaConfig, preset
@@ -53,6 +52,7 @@ from majepa.training import load_run, make_algorithm
 from majepa.world_model import unroll
 from majepa.world_model.condense import Basis, condense_joint, condense_local
 from majepa.world_model.losses import model_loss
+from majepa.world_model.strands import Tracks, lay_out, lengthened
 from majepa.world_model.tokens import tokens_of
 
 LEAST = 20_000
@@ -177,7 +177,7 @@ def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
     learner, *_ = updater.learn(learner, *given(3, 0))
     jax.block_until_ready(learner)
     starting = time.perf_counter() - started
-    # The same views once before: whatever their contexts need is compiled.
+    # The same views once before: whatever lengths they need is compiled.
     learner, *_ = updater.learn(learner, *given(calls, 1))
     jax.block_until_ready(learner)
     started = time.perf_counter()
@@ -190,7 +190,7 @@ def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
         "calls": calls,
         "ms": round(1e3 * spent / calls, 2),
         "first_three_s": round(starting, 1),
-        "context": contexts(subject, 100),
+        "tracks": lengths(subject, seeds, 100),
     }
 
 
@@ -210,18 +210,18 @@ def measure_plain(subject: Subject, calls: int) -> dict[str, Any]:
             "plain": True}  # fmt: skip
 
 
-def contexts(subject: Subject, views: int) -> dict[int, int]:
-    """How often latents are drawn from so many records before the learning ones on."""
+def lengths(subject: Subject, seeds: int, views: int) -> dict[int, int]:
+    """How often latents are drawn on tracks of each length: the longest that any seed needs."""
     config, replay = subject.algorithm.config, subject.learner.replay
-    step = starts_apart(config.context, config.replay.learning)
 
     @jax.jit
-    def needed(key: jax.Array) -> jax.Array:
-        view = sample(replay, config.replay, config.context, key)
-        return unroll.first_needed(view.record, config.context)
+    def drawn(key: jax.Array) -> Sequence:
+        return sample(replay, config.replay, config.context, key)
 
-    first = [int(needed(key)) for key in jax.random.split(jax.random.key(2), views)]
-    found = Counter(config.context - step * (begin // step) for begin in first)
+    keys = jax.random.split(jax.random.key(2), (views, seeds))
+    found = Counter(
+        max(tracks_of(subject, drawn(key)).length for key in together) for together in keys
+    )
     return dict(sorted(found.items()))
 
 
@@ -237,23 +237,29 @@ def draw_view(subject: Subject, begin: int | None = None) -> Sequence:
     return view._replace(record=view.record._replace(is_first=is_first))
 
 
+def tracks_of(subject: Subject, view: Sequence) -> Tracks:
+    config = subject.algorithm.config
+    apart = lengths_apart(config.context, config.replay.learning)
+    return lay_out(np.asarray(view.record.is_first), config.context, apart)
+
+
 def measure_contexts(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]:
     algorithm, learner = subject.algorithm, subject.learner
     config, key = algorithm.config, jax.random.key(5)
+    learning, records = config.replay.learning, config.context + config.replay.learning
     behaviour = jax.jit(algorithm.train_behaviour, compiler_options=COMPILER_OPTIONS)
-    step = starts_apart(config.context, config.replay.learning)
-    for begin in range(config.context // step * step, -1, -step):
-        view = draw_view(subject, begin)
-        program = jax.jit(
-            functools.partial(algorithm.draw_latents, begin=begin),
-            compiler_options=COMPILER_OPTIONS,
-        )
-        of_latents = (learner.params.local, view, key)
+    program = jax.jit(algorithm.draw_latents, compiler_options=COMPILER_OPTIONS)
+    apart = lengths_apart(config.context, learning)
+    for length in lengths_of_tracks(config.context, learning, apart):
+        # Whose needed records find room on such tracks as they lie.
+        view = draw_view(subject, max(records - length, 0))
+        tracks = lengthened(tracks_of(subject, view), length, records)
+        of_latents = (learner.params.local, view, key, jax.device_put(tracks))
         of_behaviour = (learner.params, learner.optimizers, view, key, program(*of_latents))
         latents_ms = clock(program, of_latents, repeats)
         yield {
             "what": "context",
-            "records": config.context - begin,
+            "track": length,
             "latents_ms": latents_ms,
             "behaviour_ms": round(latents_ms + clock(behaviour, of_behaviour, repeats), 2),
         }

@@ -52,8 +52,9 @@ from .world_model.condense import Basis, condense_joint, condense_local
 from .world_model.joint import JointModel
 from .world_model.local import Dynamics, Encoder, LocalModel, Posterior, feature
 from .world_model.losses import model_loss
+from .world_model.strands import Tracks
 from .world_model.tokens import one_hot_vec
-from .world_model.unroll import draw_latents, reinfer, roots_of
+from .world_model.unroll import draw_on_tracks, reinfer, roots_of
 
 
 class Params(NamedTuple):
@@ -458,12 +459,12 @@ class Majepa:
         return learner, fresh, diagnostics.of_model(total, loss, local_report, joint_report)
 
     def draw_latents(
-        self, local: LocalModel, view: Sequence, key: Key[Array, ""], begin: int
+        self, local: LocalModel, view: Sequence, key: Key[Array, ""], tracks: Tracks
     ) -> Int[Array, "B T N S"]:
-        """What `train_behaviour` draws for a view of which records from `begin` on are needed."""
+        """What `train_behaviour` draws for a view whose needed records lie on tracks."""
         local = apart(cast(local, jnp.dtype(self.config.precision)))
         key_infer, _ = jax.random.split(key)
-        return draw_latents(condense_local(local, Basis(local.dynamics)), view, key_infer, begin)
+        return draw_on_tracks(condense_local(local, Basis(local.dynamics)), view, key_infer, tracks)
 
     def train_behaviour(
         self,

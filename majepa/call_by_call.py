@@ -1,8 +1,9 @@
 """Updates of MA-JEPA in several programs, which the host starts one after another.
 
 They compile side by side, nothing is copied around a loop over calls, and what has to be known of a
-view before its latents are drawn, how far back they go, is known on the host while the world model
-learns: no program waits for a number. What is computed is what `Majepa.update` computes.
+view before its latents are drawn, where its episodes begin, is known on the host while the world
+model learns: it lays the view out on tracks meanwhile, and no program waits for a number. What is
+computed is what `Majepa.update` computes.
 
 The replay may lie in host memory, for an accelerator that cannot hold it. Rows go in there, views
 are drawn there and travel to the accelerator, and fresh latents come back.
@@ -10,7 +11,6 @@ are drawn there and travel to the accelerator, and fresh latents come back.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -41,11 +41,11 @@ from .flat import Flat, Scalars, flattened, restored
 from .packing import packed
 from .replay import Replay, Sequence
 from .world_model.recurrence import chunk_size
-from .world_model.unroll import first_needed
+from .world_model.strands import Tracks, lay_out, lay_out_runs
 
-MOST_STARTS = 8
-"""Places where latents of a view may begin to be drawn, each with a program of its own. From an
-earlier one than needed takes longer, and gives the same."""
+MOST_LENGTHS = 8
+"""Lengths of the tracks that latents of a view may be drawn on, each with a program of its own. On
+longer ones than needed it takes longer, and gives the same."""
 
 
 class Drawn(NamedTuple):
@@ -100,14 +100,15 @@ class CallByCall:
         self._algorithm, self.host = algorithm, host
         self.device = None if host is None else jax.local_devices()[0]
         self._each: Callable[[Callable], Callable] = packed if together else lambda one: one
+        self._lay_out = lay_out_runs if together else lay_out
         config = algorithm.config
-        self._apart = starts_apart(config.context, config.replay.learning)
+        self._apart = lengths_apart(config.context, config.replay.learning)
         learning = {"donate_argnums": 0, "compiler_options": COMPILER_OPTIONS}
         self._insert = self._program(algorithm.take_in, donate_argnums=0)
         self._owe = self._program(algorithm.owe)
         self._draw = jax.jit(self._draw_views)
         self._model = self._program(self._learn_model, **learning)
-        self._latents = functools.cache(self._latents_from)
+        self._latents = self._program(self._draw_latents, compiler_options=COMPILER_OPTIONS)
         self._behaviour = self._program(self._learn_behaviour, **learning)
         self._store = self._program(algorithm.store, donate_argnums=0)
 
@@ -129,18 +130,19 @@ class CallByCall:
         """What learns, longest first, traced for arrays or their shapes."""
         rest, calls = without_replay(learner), learner.calls
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        given, _ = jax.eval_shape(self._draw, learner.replay, key, calls, number)
+        given = jax.eval_shape(self._draw, learner.replay, key, calls, number)
         given = self._shapes_on_device(given)
         views, part, world, own = given.views, _of_model(rest), _world(rest), _own(rest)
         of_model = (part, views.model, given.key_model, given.wanted)
         yield Program(self._model.lower(*of_model), part, beside=views.behaviour)
         between = self._shapes_on_device(jax.eval_shape(self._model, *of_model)[2])
         of_latents = (rest.params.local, views.behaviour, given.key_behaviour)
-        latent = self._shapes_on_device(jax.eval_shape(self._latents(0), *of_latents))
+        tracks = list(self._shapes_of_tracks(views.behaviour))
+        latent = self._shapes_on_device(jax.eval_shape(self._latents, *of_latents, tracks[0]))
         of_behaviour = (own, world, between, *of_latents[1:], latent)
         yield Program(self._behaviour.lower(*of_behaviour), (own, world), beside=views.model)
-        for start in range(self._algorithm.config.context // self._apart + 1):
-            latents = self._latents(start).lower(*of_latents)
+        for one in tracks:
+            latents = self._latents.lower(*of_latents, one)
             yield Program(latents, rest.params.local, beside=views.model)
         if self.host is None:
             of_insert, of_draw = (learner.replay, data.rows), (learner.replay, key, calls, number)
@@ -152,6 +154,14 @@ class CallByCall:
             yield Program(self._draw.lower(*of_draw), learner.replay)
             if self._algorithm.config.replay.write_back != "none":
                 yield Program(self._store.lower(learner.replay, views, fresh), learner.replay)
+
+    def _shapes_of_tracks(self, view: Sequence) -> Iterator[Tracks]:
+        """Longest first, as the host gives them: bound to no device."""
+        config = self._algorithm.config
+        lengths = lengths_of_tracks(config.context, config.replay.learning, self._apart)
+        for length in reversed(lengths):
+            shape = jax.ShapeDtypeStruct((*view.record.is_first.shape[:-1], length), jnp.int32)
+            yield Tracks(shape, shape)  # pyright: ignore
 
     def _shapes_on_device(self, shapes: Any) -> Any:
         return shapes if self.host is None else shapes_on(self.device, shapes)
@@ -180,7 +190,7 @@ class CallByCall:
         to_draw = self._to_host((key, calls))
         model, behaviour = [], []
         for number in range(int(np.max(wanted))):
-            drawn, start = self._draw(replay, *to_draw, np.int32(number))
+            drawn = self._draw(replay, *to_draw, np.int32(number))
             given = self._to_device(drawn)
             learner, between, told = self._first_half(learner, given)
             model.append(told.said)
@@ -188,8 +198,9 @@ class CallByCall:
             is_active = (number < wanted) & (made + number >= config.collect.model_only_calls)
             if np.any(is_active):
                 # While this is waited for, the device has the first half to do.
-                draw_latents = self._latents(int(jax.device_get(start).min()))
-                learner, told = self._second_half(learner, given, between, draw_latents)
+                is_first = jax.device_get(drawn.views.behaviour.record.is_first)
+                tracks = self._lay_out(is_first, config.context, self._apart)
+                learner, told = self._second_half(learner, given, between, tracks)
                 behaviour.append(told.said)
                 if write_back == "behaviour":
                     fresh = Fresh(told.latent, between.active)
@@ -223,10 +234,10 @@ class CallByCall:
         return learner, between, told
 
     def _second_half(
-        self, learner: Learner, given: Drawn, between: Between, draw_latents: Callable
+        self, learner: Learner, given: Drawn, between: Between, tracks: Tracks
     ) -> tuple[Learner, Told]:
         view = (given.views.behaviour, given.key_behaviour)
-        latent = draw_latents(learner.params.local, *view)
+        latent = self._latents(learner.params.local, *view, tracks)
         own, nonfinite, told = self._behaviour(
             _own(learner), _world(learner), between, *view, latent
         )
@@ -239,14 +250,10 @@ class CallByCall:
 
     def _draw_views(
         self, replay: Replay, key: Key[Array, "..."], calls: Array, number: Int[Array, ""]
-    ) -> tuple[Drawn, Array]:
-        """And which program draws latents of the behaviour view, the same for all runs."""
-
-        def one(replay: Replay, key: Key[Array, ""], calls: Int[Array, ""]) -> tuple[Drawn, Array]:
+    ) -> Drawn:
+        def one(replay: Replay, key: Key[Array, ""], calls: Int[Array, ""]) -> Drawn:
             key = jax.random.fold_in(key, number)
-            views = self._algorithm.draw(replay, key)
-            begin = first_needed(views.behaviour.record, self._algorithm.config.context)
-            return Drawn(views, *keys_of_halves(key), number < calls), begin // self._apart
+            return Drawn(self._algorithm.draw(replay, key), *keys_of_halves(key), number < calls)
 
         return self._each(one)(replay, key, calls)
 
@@ -259,14 +266,10 @@ class CallByCall:
         said = Said(Scalars.of(half.metrics), wanted.astype(jnp.float32))
         return flattened(learner), Told(half.latent, said), Between(bad, active)
 
-    def _latents_from(self, start: int) -> Any:
-        """The program that draws latents of the behaviour view from this place on."""
-
-        def draw_latents(local: Flat[LocalModel], view: Sequence, key: Key[Array, ""]) -> Array:
-            begin = start * self._apart
-            return self._algorithm.draw_latents(local.tree, view, key, begin)
-
-        return self._program(draw_latents, compiler_options=COMPILER_OPTIONS)
+    def _draw_latents(
+        self, local: Flat[LocalModel], view: Sequence, key: Key[Array, ""], tracks: Tracks
+    ) -> Int[Array, "B T N S"]:
+        return self._algorithm.draw_latents(local.tree, view, key, tracks)
 
     def _learn_behaviour(
         self,
@@ -296,10 +299,20 @@ def _mean(said: list[Said]) -> Scalars:
         return Scalars(said[0].metrics.names, values / np.expand_dims(places, -1))
 
 
-def starts_apart(context: int, learning: int) -> int:
-    """Records between two places where latents of a view may begin, in whole chunks."""
-    chunk = chunk_size(context + learning)
-    return chunk * math.ceil((context // chunk + 1) / MOST_STARTS)
+def lengths_apart(context: int, learning: int) -> int:
+    """What lengths of tracks are multiples of: whole chunks, so large that there are few."""
+    apart = chunk = chunk_size(context + learning)
+    while len(lengths_of_tracks(context, learning, apart)) > MOST_LENGTHS:
+        apart += chunk
+    return apart
+
+
+def lengths_of_tracks(context: int, learning: int, apart: int) -> range:
+    """All that `lay_out` may find: learning records are always needed, at most all records are."""
+    shortest, longest = (
+        apart * math.ceil(records / apart) for records in (learning, context + learning)
+    )
+    return range(shortest, longest + 1, apart)
 
 
 # Parts of a learner, as named tuples with nothing in the place of the rest.

@@ -50,7 +50,8 @@ from ..nn.stream import layers_of
 from ..nn.transformer import History, numbers_of
 from .condense import Basis, Condensed
 from .local import Dynamics, Posterior
-from .recurrence import Known, Passed
+from .recurrence import Known, Passed, noise_of
+from .strands import Tracks
 from .tokens import Tokens
 
 WIDEST, LARGEST = 512, 128
@@ -96,6 +97,7 @@ def sample_latents(
     tokens: Tokens,
     past: History,
     key: Key[Array, ""],
+    tracks: Tracks,
     begin: Int[Array, ""],
     *,
     size: int,
@@ -124,8 +126,9 @@ def sample_latents(
     streams = _open(past, length)
 
     def chunk(number: Int[Array, ""], carry: tuple) -> tuple:
-        times = number * size + jnp.arange(size)
-        noise = _noise(key, times, (batch, agents, latents * classes), classes)
+        noise = noise_of(key, tracks, number * size, size, (agents, latents, classes))
+        noise = noise.reshape(size, batch * agents, latents * classes)
+        noise = jax.vmap(whole_rows)(noise)
 
         def step(_: Int[Array, ""], carry: tuple) -> tuple:
             streams, latent, t = list(carry[0]), *carry[1:]
@@ -160,19 +163,6 @@ def sample_latents(
     latent = latent[: batch * agents, 1:].reshape(batch, agents, length, latents).swapaxes(1, 2)
     known = jnp.arange(length) >= chunk_of_first * size
     return jnp.where(known[None, :, None, None], latent, 0)
-
-
-def _noise(
-    key: Key[Array, ""], times: Int[Array, " T"], shape: tuple[int, int, int], classes: int
-) -> Float[Array, "T R Z"]:
-    batch, agents, size = shape
-
-    def one(t: Int[Array, ""]) -> Float[Array, "R Z"]:
-        lead = (batch, agents, size // classes, classes)
-        noise = jax.random.gumbel(jax.random.fold_in(key, t), lead)
-        return whole_rows(noise.reshape(batch * agents, size))
-
-    return jax.vmap(one)(times)
 
 
 def _open(past: History, length: int) -> tuple[Float[Array, "3 R S D"], ...]:

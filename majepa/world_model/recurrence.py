@@ -38,6 +38,7 @@ from ..nn.stream import (
 from ..nn.transformer import History, Trace
 from .condense import Basis
 from .local import Dynamics, Posterior
+from .strands import Tracks, as_they_lie
 from .tokens import Tokens, enter
 
 LONGEST_CHUNK = 32
@@ -57,15 +58,18 @@ def sample_latents(
     past: History,
     key: Key[Array, ""],
     begin: Int[Array, ""] | int = 0,
+    tracks: Tracks | None = None,
 ) -> Int[Array, "B T N S"]:
     """Latents of the records from `begin` on, which follow `past`; none is given for those before.
 
-    The first one continues from the latent that its token names; the others from each other.
+    The first one continues from the latent that its token names; the others from each other. For
+    records that lie on `tracks`, noise is what it would be where they come from.
     """
-    given = (dynamics, posterior, seen, tokens, past, key)
+    tracks = as_they_lie(*tokens.is_first.shape) if tracks is None else tracks
+    given = (dynamics, posterior, seen, tokens, past, key, tracks)
     fused = _kernels(dynamics)
     if fused is None or not fused.suits(dynamics, posterior):
-        return _sample_latents(*given, begin)
+        return _sample_latents(*given, begin=begin)
     size = chunk_size(tokens.a_before.shape[1])
     return jax.lax.platform_dependent(
         *given,
@@ -81,10 +85,11 @@ def _sample_latents(
     tokens: Tokens,
     past: History,
     key: Key[Array, ""],
+    tracks: Tracks,
     begin: Int[Array, ""] | int,
 ) -> Int[Array, "B T N S"]:
     """On any machine, and for states that are condensed or not."""
-    batch, length, agents = tokens.a_before.shape
+    _, length, agents = tokens.a_before.shape
     classes, latents = posterior.classes, posterior.latents
     layers = layers_of(dynamics.transformer)
     size = chunk_size(length)
@@ -102,18 +107,14 @@ def _sample_latents(
     def chunk(number: Int[Array, ""], carry: tuple) -> tuple:
         stream, z_before, latent = carry
         times = number * size + jnp.arange(size)
-
-        def noise(t: Int[Array, ""]) -> Float[Array, "B N S K"]:
-            return jax.random.gumbel(jax.random.fold_in(key, t), (batch, agents, latents, classes))
+        noise = noise_of(key, tracks, number * size, size, (agents, latents, classes))
 
         def rows(leaf: Array) -> Array:
             part = jax.lax.dynamic_slice_in_dim(leaf, number * size, size, axis=1)
             return jnp.moveaxis(part, 1, 0)
 
         given = (rows(seen), rows(tokens.a_before), rows(tokens.is_first))
-        (stream, z_before), z = jax.lax.scan(
-            step, (stream, z_before), (times, *given, jax.vmap(noise)(times))
-        )
+        (stream, z_before), z = jax.lax.scan(step, (stream, z_before), (times, *given, noise))
         latent = jax.lax.dynamic_update_slice_in_dim(
             latent, jnp.moveaxis(z, 0, 1), number * size, axis=1
         )
@@ -123,6 +124,25 @@ def _sample_latents(
     z_before = jax.lax.dynamic_index_in_dim(tokens.z_before, first * size, axis=1, keepdims=False)
     carry = (open_stream(past, tokens.episode), z_before, jnp.zeros_like(tokens.z_before))
     return jax.lax.fori_loop(first, length // size, chunk, carry)[2]
+
+
+def noise_of(
+    key: Key[Array, ""],
+    tracks: Tracks,
+    first: Int[Array, ""],
+    size: int,
+    shape: tuple[int, int, int],
+) -> Float[Array, "L B N S K"]:
+    """Of `size` places of every track, time first: each record has a key of its own."""
+
+    def one(sequence: Int[Array, ""], time: Int[Array, ""]) -> Float[Array, "N S K"]:
+        own = jax.random.fold_in(jax.random.fold_in(key, time), sequence)
+        return jax.random.gumbel(own, shape)
+
+    def places(leaf: Int[Array, "B T"]) -> Int[Array, "L B"]:
+        return jax.lax.dynamic_slice_in_dim(leaf, first, size, axis=1).T
+
+    return jax.vmap(jax.vmap(one))(*jax.tree.map(places, tracks))
 
 
 def _kernels(dynamics: Dynamics) -> ModuleType | None:

@@ -21,6 +21,7 @@ from .condense import Basis, condense_joint, condense_local
 from .joint import JointModel
 from .local import LocalModel, feature
 from .recurrence import follow_latents, sample_latents
+from .strands import Tracks
 from .tokens import Tokens, enter, tokens_of
 
 sg = jax.lax.stop_gradient
@@ -146,6 +147,19 @@ def draw_latents(
     nothing = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
     seen, stored = local.encoder(record.observation), tokens_of(sequence, record.latent)
     return sample_latents(dynamics, posterior, posterior.seen(seen), stored, nothing, key, begin)
+
+
+def draw_on_tracks(
+    local: LocalModel, sequence: Sequence, key: Key[Array, ""], tracks: Tracks
+) -> Int[Array, "B T N S"]:
+    """What `draw_latents` draws for the records on the tracks; zero for all others."""
+    record, dynamics, posterior = sequence.record, local.dynamics, local.posterior
+    batch, length, agents = record.alive.shape
+    nothing = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
+    seen = posterior.seen(local.encoder(tracks.take(record.observation)))
+    stored = tracks.take_tokens(tokens_of(sequence, record.latent))
+    latent = sample_latents(dynamics, posterior, seen, stored, nothing, key, tracks=tracks)
+    return tracks.put_back(latent, length)
 
 
 def roots_of(

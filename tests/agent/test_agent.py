@@ -269,13 +269,13 @@ class Marking(Majepa):
         fresh = jnp.full_like(view.record.latent[:, self.config.context :], 1)
         return learner, fresh, {"model/place": _place(view), "model/call": 1.0 * learner.calls}
 
-    def draw_latents(self, local, view, key, begin):
+    def draw_latents(self, local, view, key, tracks):
         return view.record.latent + _number(key).astype(view.record.latent.dtype)
 
     def train_behaviour(self, params, optimizers, view, key, latent=None):
         number = _number(key)
         if latent is None:
-            latent = self.draw_latents(params.local, view, key, 0)
+            latent = self.draw_latents(params.local, view, key, None)
         seen = params.local.legal.linears[-1].bias[0]
         params = params._replace(
             actor=_marked(params.actor, 1), critic=_marked(params.critic, number)

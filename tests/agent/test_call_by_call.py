@@ -28,6 +28,7 @@ from majepa.run import Result
 from majepa.run_folder import CHECKPOINT, read_config
 from majepa.training import run_shapes, train, train_together
 from majepa.world_model.recurrence import chunk_size
+from majepa.world_model.strands import Tracks, lay_out
 from majepa.world_model.unroll import first_needed
 
 (DEVICE, *_) = jax.devices()
@@ -109,45 +110,102 @@ def test_packed_runs_get_the_calls_they_are_owed():
     assert differed and min(int(learner.calls) for learner in alone) > 2
 
 
-def test_latents_are_drawn_from_where_a_view_needs_them():
-    """The program that draws them is chosen by what the view of that very call needs."""
+def noting_tracks(updater: call_by_call.CallByCall, then) -> None:
+    """What latents are drawn for, and on which tracks, is told before they are."""
+    latents = updater._latents
+
+    def note(local, view, key, tracks):
+        then(view, tracks)
+        return latents(local, view, key, tracks)
+
+    updater._latents = note
+
+
+def test_latents_are_drawn_on_the_tracks_that_a_view_needs():
+    """They are laid out for the view of that very call, and their length chooses the program."""
     algorithm = marking()
-    begun = []
+    traced = []
 
     class Noting(type(algorithm)):
-        def draw_latents(self, local, view, key, begin):
-            begun.append(begin)
-            return super().draw_latents(local, view, key, begin)
+        def draw_latents(self, local, view, key, tracks):
+            traced.append(tracks.length)
+            return super().draw_latents(local, view, key, tracks)
 
     noting = Noting(algorithm.config, algorithm.spec, steps=algorithm.steps)
-    updater = noting.updater()
+    updater, context = noting.updater(), noting.config.context
     # Sequences of this size are one chunk.
     updater._apart = size = 2
-    needed, first_half = [], updater._first_half
+    chosen = []
 
-    def note(learner, given):
-        first = first_needed(given.views.behaviour.record, noting.config.context)
-        needed.append(int(first))
-        return first_half(learner, given)
+    def check(view, tracks):
+        expected = lay_out(np.asarray(view.record.is_first), context, size)
+        assert_same(tracks, expected)
+        # Of one sequence alone, as this algorithm has it: from its own beginning on.
+        needed = context + noting.config.replay.learning - int(first_needed(view.record, context))
+        assert tracks.length - size < needed <= tracks.length
+        chosen.append(tracks.length)
 
-    updater._first_half = note
-    chosen, latents = [], updater._latents
-    updater._latents = lambda start: chosen.append(start) or latents(start)
+    noting_tracks(updater, check)
     learner = flattened(blank(noting))
     for row in range(30):
         learner, _ = updater(learner, batch_of(row), jax.random.key(row))
-    active = needed[noting.config.collect.model_only_calls :]
-    assert len(set(chosen)) > 1 and chosen == [first // size for first in active]
-    assert sorted(begun) == sorted({start * size for start in chosen})
+    assert len(chosen) == int(learner.calls) - noting.config.collect.model_only_calls
+    assert len(set(chosen)) > 1 and sorted(traced) == sorted(set(chosen))
+
+
+@pytest.mark.slow
+def test_packed_runs_have_tracks_of_one_length():
+    algorithm = Marking(marking().config, marking().spec, steps=marking().steps)
+    updater, context = algorithm.updater(together=True), algorithm.config.context
+    updater._apart = 2
+    differed = []
+
+    def check(view, tracks):
+        is_first = np.asarray(view.record.is_first)
+        alone = [lay_out(one, context, 2).length for one in is_first]
+        assert tracks.time.shape == (*is_first.shape[:-1], max(alone))
+        differed.append(len(set(alone)) > 1)
+
+    noting_tracks(updater, check)
+    learner = flattened(jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), blank(algorithm)))
+    for row in range(24):
+        data = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), batch_of(row))
+        learner, _ = updater(learner, data, jax.random.split(jax.random.key(row)))
+    assert any(differed)
 
 
 @pytest.mark.parametrize(
-    ("context", "learning", "apart"), [(192, 64, 32), (192, 59, 25), (32, 24, 28), (12, 10, 22)]
+    ("context", "learning", "apart"), [(192, 64, 32), (192, 59, 26), (32, 24, 28), (12, 10, 22)]
 )
-def test_latents_may_begin_in_few_places(context, learning, apart):
-    assert call_by_call.starts_apart(context, learning) == apart
+def test_tracks_have_few_lengths(context, learning, apart):
+    assert call_by_call.lengths_apart(context, learning) == apart
+    lengths = call_by_call.lengths_of_tracks(context, learning, apart)
     assert apart % chunk_size(context + learning) == 0
-    assert context // apart < call_by_call.MOST_STARTS
+    assert len(lengths) <= call_by_call.MOST_LENGTHS
+    rng = np.random.default_rng(0)
+    for often in (0, 0.01, 0.03, 0.1, 1):
+        is_first = rng.random((4, context + learning)) < often
+        assert lay_out(is_first, context, apart).length in lengths
+
+
+@pytest.mark.parametrize(("together", "host"), [(False, None), (False, DEVICE), (True, None)])
+def test_programs_are_traced_for_every_length(together, host):
+    algorithm = Marking(marking().config, marking().spec, steps=marking().steps)
+    updater = algorithm.updater(together=together, host=host)
+    updater._apart = 4
+    learner = blank(algorithm)
+    data, key = batch_of(0), jax.random.key(0)
+    if together:
+        learner, data = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), (learner, data))
+        key = jax.random.split(key)
+    programs = updater.programs(updater.place(flattened(learner)), data, key)
+    # Arguments of those that draw latents end with the tracks.
+    last = [program.lowered.in_avals[0][-1] for program in programs]
+    tracks = [one for one in last if isinstance(one, Tracks)]
+    config = algorithm.config
+    expected = call_by_call.lengths_of_tracks(config.context, config.replay.learning, 4)
+    lead = (2, config.replay.batch) if together else (config.replay.batch,)
+    assert [one.time.shape for one in tracks] == [(*lead, length) for length in expected[::-1]]
 
 
 def test_nothing_small_is_run_between_the_halves_of_a_call(times_compiled):
@@ -157,7 +215,7 @@ def test_nothing_small_is_run_between_the_halves_of_a_call(times_compiled):
     for row in range(24):
         learner, _ = updater(learner, batch_of(row), jax.random.key(row))
     assert int(learner.calls) > algorithm.config.collect.model_only_calls
-    ours = {"take_in", "owe", "_draw_views", "_learn_model", "draw_latents"}
+    ours = {"take_in", "owe", "_draw_views", "_learn_model", "_draw_latents"}
     of_test = {
         "_threefry_seed",
         "convert_element_type",
@@ -170,7 +228,7 @@ def test_nothing_small_is_run_between_the_halves_of_a_call(times_compiled):
 
 LONGER = dataclasses.replace(
     ALGO,
-    # Views of 39 records, of which 28 need not be drawn.
+    # Views of 39 records, of which 12 need not be drawn.
     replay=dataclasses.replace(ALGO.replay, learning=27),
     collect=dataclasses.replace(ALGO.collect, prefill=160, train_ratio=40.0, model_only_calls=1),
 )
@@ -178,12 +236,12 @@ LONGER = dataclasses.replace(
 
 @pytest.mark.slow
 def test_what_is_learned_in_several_programs_is_what_is_learned_in_one():
-    """Of real learning, with latents that begin in more than one place."""
+    """Of real learning, with latents on tracks of more than one length."""
     algorithm = Majepa(LONGER, ENV.spec, steps=400)
     updater = algorithm.updater()
-    updater._apart = chunk_size(LONGER.context + LONGER.replay.learning)
-    chosen, latents = set(), updater._latents
-    updater._latents = lambda start: chosen.add(start) or latents(start)
+    updater._apart = 4
+    chosen = set()
+    noting_tracks(updater, lambda view, tracks: chosen.add(tracks.length))
     state = jax.jit(loop._fresh(algorithm, ENV))(jax.random.key(0))
     gather = jit(functools.partial(collect, algorithm, ENV, rows=1))
     update = jit(algorithm.update)
@@ -211,7 +269,7 @@ def test_a_run_compiles_and_traces_each_program_once(tmp_path, times_compiled, m
     monkeypatch.setattr(algorithm, "model_half", lambda *given: traced.append(1) or half(*given))
     train(placed(place), tmp_path / "run", env=CountingEnv(), algorithm=algorithm)
     assert load_file(tmp_path / "run" / CHECKPOINT)["learner/calls"] > 2
-    learning = ("_learn_model", "_learn_behaviour", "draw_latents")
+    learning = ("_learn_model", "_learn_behaviour", "_draw_latents")
     for name in ("_collect", *learning, "take_in", "owe", "_draw_views", "store", "_play"):
         assert times_compiled()[name] == 1, name
     assert len(traced) == 1

@@ -19,8 +19,12 @@ from majepa.world_model.unroll import Past, Roots, States, run_joint, sg
 
 def draw(q, key, t):
     """The sample that the package would take of record `t`."""
-    noise = jax.random.gumbel(jax.random.fold_in(key, t), q.shape)
-    return jnp.argmax(q + noise, axis=-1)
+
+    def noise(sequence):
+        own = jax.random.fold_in(jax.random.fold_in(key, t), sequence)
+        return jax.random.gumbel(own, q.shape[1:])
+
+    return jnp.argmax(q + jax.vmap(noise)(jnp.arange(len(q))), axis=-1)
 
 
 def run_history(dynamics, tokens, past, *, classes, num_actions):

@@ -16,6 +16,7 @@ from majepa.nn.transformer import History
 from majepa.world_model import fused, recurrence
 from majepa.world_model.condense import Basis, condense_local
 from majepa.world_model.local import LocalModel
+from majepa.world_model.strands import Tracks, as_they_lie
 from majepa.world_model.tokens import Tokens
 
 ACTIONS = 5
@@ -53,8 +54,12 @@ def in_half(local, seen, tokens, past) -> tuple:
 
 
 def one_by_one(draw, local, seen, tokens, past, key, begin=0):
+    """With noise of records that come from elsewhere."""
     thin = condense_local(local, Basis(local.dynamics))
-    return draw(thin.dynamics, thin.posterior, seen, tokens, past, key, jnp.asarray(begin))
+    given = (thin.dynamics, thin.posterior, seen, tokens, past, key)
+    sequence, time = as_they_lie(*tokens.is_first.shape)
+    tracks = Tracks(sequence[::-1], time[:, ::-1])
+    return draw(*given, tracks=tracks, begin=jnp.asarray(begin))
 
 
 def kernels(length: int):

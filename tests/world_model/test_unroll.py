@@ -152,9 +152,14 @@ def posterior_by_hand(local, h, observation):
 
 
 @jit
-def draw_each(q, keys):
+def draw_each(q, key, times):
     """Latents of every record, each from a key of its own."""
-    return jax.vmap(jax.random.categorical, (0, 1), 1)(keys, q)
+
+    def one(time, sequence, q):
+        own = jax.random.fold_in(jax.random.fold_in(key, time), sequence)
+        return jax.random.categorical(own, q)
+
+    return jax.vmap(jax.vmap(one, (0, None, 0)), (None, 0, 0))(times, jnp.arange(len(q)), q)
 
 
 def close(one, other, tolerance: float = 1e-5) -> None:
@@ -294,7 +299,7 @@ class TestInfer:
             close(states.h, h)
             close(states.q, q)
             close(states.e, jit(lambda local, o: local.encoder(o))(local, observation))
-            same(states.latent, draw_each(q, jax.random.split(key, LEARNING)))
+            same(states.latent, draw_each(q, key, np.arange(LEARNING)))
             same(states.z, np.eye(CLASSES)[states.latent])
 
     def test_it_sees_only_latents_and_actions_of_the_context(self, key):
@@ -377,7 +382,7 @@ class TestReinfer:
         h = roots.s[..., :SIZE_H]
         q = posterior_by_hand(local, h, sequence.record.observation[:, CONTEXT:])
         times = np.arange(CONTEXT, LENGTH)
-        same(roots.z, draw_each(q, jax.vmap(jax.random.fold_in, (None, 0))(key, times)))
+        same(roots.z, draw_each(q, key, times))
         same(roots.s[..., SIZE_H:], np.eye(CLASSES)[roots.z].reshape(*h.shape[:-1], -1))
         same(roots.episode, np.cumsum(sequence.record.is_first, axis=1)[:, CONTEXT:])
         assert roots.local.episode.shape[1] == WINDOW - 1 + LEARNING
