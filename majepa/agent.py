@@ -53,8 +53,15 @@ from .world_model.joint import JointModel
 from .world_model.local import Dynamics, Encoder, LocalModel, Posterior, feature
 from .world_model.losses import model_loss
 from .world_model.strands import Tracks
-from .world_model.tokens import one_hot_vec
-from .world_model.unroll import draw_on_tracks, reinfer, roots_of
+from .world_model.tokens import one_hot_vec, tokens_of
+from .world_model.unroll import (
+    Past,
+    Roots,
+    draw_on_tracks,
+    rebuild_context,
+    reinfer,
+    roots_of,
+)
 
 
 class Params(NamedTuple):
@@ -373,13 +380,19 @@ class Majepa:
         return self._updaters[together, host]
 
     def model_half(
-        self, before: Learner, view: Sequence, key: Key[Array, ""], wanted: Bool[Array, ""]
+        self,
+        before: Learner,
+        view: Sequence,
+        key: Key[Array, ""],
+        wanted: Bool[Array, ""],
+        past: Past | None = None,
     ) -> tuple[Learner, Half, Bool[Array, ""]]:
         """A call up to where the world model has learned; and whether the behaviour is to follow.
 
-        Nothing is asked of the learner that belongs to the behaviour, or to the replay.
+        Nothing is asked of the learner that belongs to the behaviour, or to the replay. `past`:
+        what `recall` found for the view.
         """
-        learner, fresh, metrics = self.train_model(before, view, key)
+        learner, fresh, metrics = self.train_model(before, view, key, past)
         nothing = jax.tree.map(jnp.zeros_like, metrics)
         learner, metrics = if_wanted(wanted, (learner, metrics), (before, nothing))
         active = wanted & (learner.calls >= self.config.collect.model_only_calls)
@@ -393,12 +406,10 @@ class Majepa:
         view: Sequence,
         key: Key[Array, ""],
         active: Bool[Array, ""],
-        latent: Int[Array, "B T N S"] | None = None,
+        roots: Roots | None = None,
     ) -> tuple[Params, Optimizers, Int[Array, ""], Half]:
-        """The rest of a call; `latent`: what `draw_latents` found for the view."""
-        new, states, refreshed, metrics = self.train_behaviour(
-            params, optimizers, view, key, latent
-        )
+        """The rest of a call; `roots`: what `find_roots` found for the view."""
+        new, states, refreshed, metrics = self.train_behaviour(params, optimizers, view, key, roots)
         # Shares of epochs, up to rounding.
         taken = jnp.minimum(metrics["finite/actor"], metrics["finite/critic"])
         all_taken = taken > 1 - 0.5 / self.config.policy.epochs
@@ -431,13 +442,13 @@ class Majepa:
         return params, optimizers, bad.now, Half(latent, metrics)
 
     def train_model(
-        self, learner: Learner, view: Sequence, key: Key[Array, ""]
+        self, learner: Learner, view: Sequence, key: Key[Array, ""], past: Past | None = None
     ) -> tuple[Learner, Int[Array, "B L N S"], dict[str, Array]]:
         """One step of both model groups and of the target encoder; and the fresh latents."""
         params, optimizers = learner.params, learner.optimizers
         objective = jax.value_and_grad(model_loss, has_aux=True)
         (total, loss), (local_gradient, joint_gradient) = objective(
-            (params.local, params.joint), learner.target_encoder, view, self.config, key
+            (params.local, params.joint), learner.target_encoder, view, self.config, key, past
         )
         good = jnp.isfinite(total) & is_finite(local_gradient) & is_finite(joint_gradient)
         local, local_state, local_report = apply_update(
@@ -458,6 +469,12 @@ class Majepa:
         fresh = jnp.where(good, loss.latent, view.record.latent[:, self.config.context :])
         return learner, fresh, diagnostics.of_model(total, loss, local_report, joint_report)
 
+    def recall(self, local: LocalModel, joint: JointModel, view: Sequence, begin: int) -> Past:
+        """What `train_model` rebuilds of a view of which records from `begin` on are needed."""
+        local, joint = apart(cast((local, joint), jnp.dtype(self.config.precision)))
+        tokens = tokens_of(view, view.record.latent)
+        return rebuild_context(local, joint, view, tokens, self.config.context, begin)
+
     def draw_latents(
         self, local: LocalModel, view: Sequence, key: Key[Array, ""], tracks: Tracks
     ) -> Int[Array, "B T N S"]:
@@ -466,13 +483,28 @@ class Majepa:
         key_infer, _ = jax.random.split(key)
         return draw_on_tracks(condense_local(local, Basis(local.dynamics)), view, key_infer, tracks)
 
+    def find_roots(
+        self,
+        local: LocalModel,
+        joint: JointModel,
+        view: Sequence,
+        latent: Int[Array, "B T N S"],
+        begin: int,
+    ) -> Roots:
+        """What `train_behaviour` imagines from: with latents that `draw_latents` found for a view
+        of which records from `begin` on are needed."""
+        local, joint = apart(cast((local, joint), jnp.dtype(self.config.precision)))
+        basis = Basis(local.dynamics)
+        local, joint = condense_local(local, basis), condense_joint(joint, basis)
+        return roots_of(local, joint, view, self.config.context, latent, begin)
+
     def train_behaviour(
         self,
         params: Params,
         optimizers: Optimizers,
         view: Sequence,
         key: Key[Array, ""],
-        latent: Int[Array, "B T N S"] | None = None,
+        roots: Roots | None = None,
     ) -> tuple[Params, Optimizers, Int[Array, "B L N S"], dict[str, Array]]:
         """Reconstruct, imagine, freeze, then actor and critic in turn on the frozen batch."""
         config = self.config
@@ -484,10 +516,8 @@ class Majepa:
         actor = cast(condense_actor(params.actor, basis), dtype)
         target_critic = condense_critic(params.critic, basis)
         key_infer, key_imagine = jax.random.split(key)
-        if latent is None:
+        if roots is None:
             roots = reinfer(local, joint, view, config.context, key_infer)
-        else:
-            roots = roots_of(local, joint, view, config.context, latent)
         record: Record = jax.tree.map(lambda leaf: leaf[:, config.context :], view.record)
         imagined = imagine(
             local, joint, actor, roots, record, config, self.spec.noop_index, key_imagine

@@ -1,9 +1,9 @@
 """Updates of MA-JEPA in several programs, which the host starts one after another.
 
-They compile side by side, nothing is copied around a loop over calls, and what has to be known of a
-view before its latents are drawn, where its episodes begin, is known on the host while the world
-model learns: it lays the view out on tracks meanwhile, and no program waits for a number. What is
-computed is what `Majepa.update` computes.
+They compile side by side, and nothing is copied around a loop over calls. Where the episodes of the
+views begin is known on the host before a call: records that nobody remembers are left out, what is
+needed is laid out on tracks, and no program waits for a number. What is computed is what
+`Majepa.update` computes.
 
 The replay may lie in host memory, for an accelerator that cannot hold it. Rows go in there, views
 are drawn there and travel to the accelerator, and fresh latents come back.
@@ -11,6 +11,7 @@ are drawn there and travel to the accelerator, and fresh latents come back.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -41,7 +42,8 @@ from .flat import Flat, Scalars, flattened, restored
 from .packing import packed
 from .replay import Replay, Sequence
 from .world_model.recurrence import chunk_size
-from .world_model.strands import Tracks, lay_out, lay_out_runs
+from .world_model.strands import Tracks, begins_of, lay_out, lay_out_runs
+from .world_model.unroll import Past, Roots, beginnings
 
 MOST_LENGTHS = 8
 """Lengths of the tracks that latents of a view may be drawn on, each with a program of its own. On
@@ -55,6 +57,13 @@ class Drawn(NamedTuple):
     key_model: Key[Array, "..."]
     key_behaviour: Key[Array, "..."]
     wanted: Bool[Array, "..."]
+
+
+class Starts(NamedTuple):
+    """Where episodes begin in the views of a call."""
+
+    model: Bool[Any, "..."]
+    behaviour: Bool[Any, "..."]
 
 
 class Own(NamedTuple):
@@ -103,12 +112,17 @@ class CallByCall:
         self._lay_out = lay_out_runs if together else lay_out
         config = algorithm.config
         self._apart = lengths_apart(config.context, config.replay.learning)
+        windows = config.local.window, config.joint.window
+        self._beginnings = beginnings(config.context, *windows)
         learning = {"donate_argnums": 0, "compiler_options": COMPILER_OPTIONS}
         self._insert = self._program(algorithm.take_in, donate_argnums=0)
         self._owe = self._program(algorithm.owe)
+        self._foresee = jax.jit(self._starts_of_views)
         self._draw = jax.jit(self._draw_views)
+        self._recall = functools.cache(self._recall_from)
         self._model = self._program(self._learn_model, **learning)
         self._latents = self._program(self._draw_latents, compiler_options=COMPILER_OPTIONS)
+        self._roots = functools.cache(self._find_roots_from)
         self._behaviour = self._program(self._learn_behaviour, **learning)
         self._store = self._program(algorithm.store, donate_argnums=0)
 
@@ -133,14 +147,23 @@ class CallByCall:
         given = jax.eval_shape(self._draw, learner.replay, key, calls, number)
         given = self._shapes_on_device(given)
         views, part, world, own = given.views, _of_model(rest), _world(rest), _own(rest)
-        of_model = (part, views.model, given.key_model, given.wanted)
+        of_recall = (*world, views.model)
+        past = self._shapes_on_device(jax.eval_shape(self._recall(0), *of_recall))
+        of_model = (part, views.model, given.key_model, given.wanted, past)
         yield Program(self._model.lower(*of_model), part, beside=views.behaviour)
         between = self._shapes_on_device(jax.eval_shape(self._model, *of_model)[2])
         of_latents = (rest.params.local, views.behaviour, given.key_behaviour)
         tracks = list(self._shapes_of_tracks(views.behaviour))
         latent = self._shapes_on_device(jax.eval_shape(self._latents, *of_latents, tracks[0]))
-        of_behaviour = (own, world, between, *of_latents[1:], latent)
+        of_roots = (*world, views.behaviour, latent)
+        roots = self._shapes_on_device(jax.eval_shape(self._roots(0), *of_roots))
+        of_behaviour = (own, world, between, *of_latents[1:], roots)
         yield Program(self._behaviour.lower(*of_behaviour), (own, world), beside=views.model)
+        for begin in reversed(self._beginnings):
+            found = self._roots(begin).lower(*of_roots)
+            yield Program(found, world, beside=views.model)
+            recalled = self._recall(begin).lower(*of_recall)
+            yield Program(recalled, world, beside=views.behaviour)
         for one in tracks:
             latents = self._latents.lower(*of_latents, one)
             yield Program(latents, rest.params.local, beside=views.model)
@@ -151,6 +174,7 @@ class CallByCall:
             yield Program(self._insert.lower(*of_insert), learner.replay)
             counters = _counters(learner)
             yield Program(self._owe.lower(counters, data, enough), counters)
+            yield Program(self._foresee.lower(learner.replay, key, number), learner.replay)
             yield Program(self._draw.lower(*of_draw), learner.replay)
             if self._algorithm.config.replay.write_back != "none":
                 yield Program(self._store.lower(learner.replay, views, fresh), learner.replay)
@@ -188,19 +212,18 @@ class CallByCall:
         replay, learner = learner.replay, without_replay(learner)
         made, wanted = jax.device_get((learner.calls, calls))
         to_draw = self._to_host((key, calls))
+        numbers = [np.int32(number) for number in range(int(np.max(wanted)))]
+        foreseen = jax.device_get([self._foresee(replay, to_draw[0], each) for each in numbers])
         model, behaviour = [], []
-        for number in range(int(np.max(wanted))):
-            drawn = self._draw(replay, *to_draw, np.int32(number))
+        for number, starts in zip(numbers, foreseen, strict=True):
+            drawn = self._draw(replay, *to_draw, number)
             given = self._to_device(drawn)
-            learner, between, told = self._first_half(learner, given)
+            learner, between, told = self._first_half(learner, given, starts)
             model.append(told.said)
             fresh = Fresh(told.latent, given.wanted) if write_back == "model" else None
             is_active = (number < wanted) & (made + number >= config.collect.model_only_calls)
             if np.any(is_active):
-                # While this is waited for, the device has the first half to do.
-                is_first = jax.device_get(drawn.views.behaviour.record.is_first)
-                tracks = self._lay_out(is_first, config.context, self._apart)
-                learner, told = self._second_half(learner, given, between, tracks)
+                learner, told = self._second_half(learner, given, between, starts)
                 behaviour.append(told.said)
                 if write_back == "behaviour":
                     fresh = Fresh(told.latent, between.active)
@@ -220,9 +243,13 @@ class CallByCall:
         values = [*(mean.values for mean in means), counted]
         return Scalars((*names, *counts), np.concatenate(values, axis=-1))
 
-    def _first_half(self, learner: Learner, given: Drawn) -> tuple[Learner, Between, Told]:
+    def _first_half(
+        self, learner: Learner, given: Drawn, starts: Starts
+    ) -> tuple[Learner, Between, Told]:
+        view = given.views.model
+        past = self._recall(self._begin_of(starts.model))(*_world(learner), view)
         part, told, between = self._model(
-            _of_model(learner), given.views.model, given.key_model, given.wanted
+            _of_model(learner), view, given.key_model, given.wanted, past
         )
         params = learner.params._replace(local=part.params.local, joint=part.params.joint)
         optimizers = learner.optimizers._replace(
@@ -234,19 +261,34 @@ class CallByCall:
         return learner, between, told
 
     def _second_half(
-        self, learner: Learner, given: Drawn, between: Between, tracks: Tracks
+        self, learner: Learner, given: Drawn, between: Between, starts: Starts
     ) -> tuple[Learner, Told]:
-        view = (given.views.behaviour, given.key_behaviour)
-        latent = self._latents(learner.params.local, *view, tracks)
-        own, nonfinite, told = self._behaviour(
-            _own(learner), _world(learner), between, *view, latent
-        )
+        view, world = (given.views.behaviour, given.key_behaviour), _world(learner)
+        # The device is busy with the first half meanwhile.
+        tracks = self._lay_out(starts.behaviour, self._algorithm.config.context, self._apart)
+        latent = self._latents(world[0], *view, tracks)
+        roots = self._roots(self._begin_of(starts.behaviour))(*world, view[0], latent)
+        own, nonfinite, told = self._behaviour(_own(learner), world, between, *view, roots)
         params = learner.params._replace(actor=own.actor, critic=own.critic)
         optimizers = learner.optimizers._replace(actor=own.actor_state, critic=own.critic_state)
         learner = learner._replace(params=params, optimizers=optimizers, nonfinite=nonfinite)
         return learner, told
 
+    def _begin_of(self, is_first: Bool[np.ndarray, "..."]) -> int:
+        """From where on a view is needed by any sequence of any run."""
+        needed = np.min(begins_of(is_first, self._algorithm.config.context))
+        return next(begin for begin in self._beginnings if begin <= needed)
+
     # What the programs compute, for one run.
+
+    def _starts_of_views(
+        self, replay: Replay, key: Key[Array, "..."], number: Int[Array, ""]
+    ) -> Starts:
+        def one(replay: Replay, key: Key[Array, ""]) -> Starts:
+            views = self._algorithm.draw(replay, jax.random.fold_in(key, number))
+            return Starts(views.model.record.is_first, views.behaviour.record.is_first)
+
+        return self._each(one)(replay, key)
 
     def _draw_views(
         self, replay: Replay, key: Key[Array, "..."], calls: Array, number: Int[Array, ""]
@@ -257,11 +299,24 @@ class CallByCall:
 
         return self._each(one)(replay, key, calls)
 
+    def _recall_from(self, begin: int) -> Any:
+        """The program that rebuilds the context of the world model's view from this place on."""
+
+        def recall(local: Flat[LocalModel], joint: Flat[JointModel], view: Sequence) -> Past:
+            return self._algorithm.recall(local.tree, joint.tree, view, begin)
+
+        return self._program(recall, compiler_options=COMPILER_OPTIONS)
+
     def _learn_model(
-        self, part: Learner, view: Sequence, key: Key[Array, ""], wanted: Bool[Array, ""]
+        self,
+        part: Learner,
+        view: Sequence,
+        key: Key[Array, ""],
+        wanted: Bool[Array, ""],
+        past: Past,
     ) -> tuple[Learner, Told, Between]:
         before = restored(part)
-        learner, half, active = self._algorithm.model_half(before, view, key, wanted)
+        learner, half, active = self._algorithm.model_half(before, view, key, wanted, past)
         bad = Bad(before.nonfinite, learner.nonfinite)
         said = Said(Scalars.of(half.metrics), wanted.astype(jnp.float32))
         return flattened(learner), Told(half.latent, said), Between(bad, active)
@@ -271,6 +326,19 @@ class CallByCall:
     ) -> Int[Array, "B T N S"]:
         return self._algorithm.draw_latents(local.tree, view, key, tracks)
 
+    def _find_roots_from(self, begin: int) -> Any:
+        """The program that finds roots in the behaviour view, which is needed from there on."""
+
+        def find_roots(
+            local: Flat[LocalModel],
+            joint: Flat[JointModel],
+            view: Sequence,
+            latent: Int[Array, "B T N S"],
+        ) -> Roots:
+            return self._algorithm.find_roots(local.tree, joint.tree, view, latent, begin)
+
+        return self._program(find_roots, compiler_options=COMPILER_OPTIONS)
+
     def _learn_behaviour(
         self,
         own: Own,
@@ -278,13 +346,13 @@ class CallByCall:
         between: Between,
         view: Sequence,
         key: Key[Array, ""],
-        latent: Int[Array, "B T N S"],
+        roots: Roots,
     ) -> tuple[Own, Int[Array, ""], Told]:
         own, (bad, active) = restored(own), between
         local, joint = world[0].tree, world[1].tree
         optimizers: Any = Optimizers(None, None, own.actor_state, own.critic_state)  # pyright: ignore
         params, optimizers, nonfinite, half = self._algorithm.behaviour_half(
-            Params(local, joint, own.actor, own.critic), optimizers, bad, view, key, active, latent
+            Params(local, joint, own.actor, own.critic), optimizers, bad, view, key, active, roots
         )
         said = Said(Scalars.of(half.metrics), active.astype(jnp.float32))
         own = flattened(Own(*params[2:], *optimizers[2:]))

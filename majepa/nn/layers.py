@@ -113,7 +113,9 @@ class MLP(eqx.Module):
 
 def product(x: Float[Array, "*b I"], weight: Float[Array, "I O"]) -> Float[Array, "*b O"]:
     """`x @ weight` in the dtype of the weight."""
-    return jnp.einsum("...i,io->...o", x.astype(weight.dtype), weight)
+    # As matrices: of more axes, XLA copies what a gradient of weights multiplies, transposed.
+    rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype)
+    return (rows @ weight).reshape(*x.shape[:-1], weight.shape[-1])
 
 
 def add_bias(bias: Float[Array, " D"], x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:

@@ -56,8 +56,12 @@ def model_loss(
     sequence: Sequence,
     config: MajepaConfig,
     key: Key[Array, ""],
+    past: Past | None = None,
 ) -> tuple[Float[Array, ""], ModelLoss]:
-    """L_WM = L_local + L_joint + 2 L_MS + 0.1 L_AD + L_SF, with both routes."""
+    """L_WM = L_local + L_joint + 2 L_MS + 0.1 L_AD + L_SF, with both routes.
+
+    `past`: what `rebuild_context` makes of these very parameters, if it is there already.
+    """
     dtype = jnp.dtype(config.precision)
     local, joint = apart(cast(groups, dtype))
     key_infer, key_sigreg, key_dropout, key_self_fed = jax.random.split(key, 4)
@@ -66,7 +70,8 @@ def model_loss(
     record: Record = jax.tree.map(lambda leaf: leaf[:, context:], sequence.record)
     alive_before = sequence.record.alive[:, context - 1]
 
-    past = rebuild_context(local, joint, sequence, tokens, context)
+    if past is None:
+        past = rebuild_context(local, joint, sequence, tokens, context)
     suffix = tokens.between(context, None)
     states = infer(local, record, suffix, past, key_infer)
     e_bar = sg(cast(target_encoder, dtype)(record.observation))

@@ -121,10 +121,16 @@ def _nothing(batch: int, length: int, records: int) -> Tracks:
     return Tracks(own.copy(), np.full(shape, records, np.int32))
 
 
+def begins_of(is_first: Bool[np.ndarray, "*runs B T"], context: int) -> Int[np.ndarray, "*runs B"]:
+    """The earliest record of each sequence that its learning records can remember."""
+    time = np.arange(is_first.shape[-1])
+    return np.max(np.where(is_first, time, 0)[..., : context + 1], axis=-1)
+
+
 def _strands(is_first: Bool[np.ndarray, "B T"], context: int) -> list[_Strand]:
     """All that are needed, in their order."""
     time = np.arange(is_first.shape[1])
-    begin = np.max(np.where(is_first, time, 0)[:, : context + 1], axis=1, keepdims=True)
+    begin = begins_of(is_first, context)[:, None]
     rows, begins = np.nonzero((is_first & (time > begin)) | (time == begin))
     is_last = np.append(rows[1:] != rows[:-1], True)
     ends = np.where(is_last, len(time), np.append(begins[1:], 0))

@@ -69,12 +69,20 @@ class Roots(NamedTuple):
 
 
 def rebuild_context(
-    local: LocalModel, joint: JointModel, sequence: Sequence, tokens: Tokens, context: int
+    local: LocalModel,
+    joint: JointModel,
+    sequence: Sequence,
+    tokens: Tokens,
+    context: int,
+    begin: int = 0,
 ) -> Past:
-    """The past of the learning records, from known latents and the current parameters."""
+    """The past of the learning records, from known latents and the current parameters.
+
+    Records before `begin`, one of `beginnings`, are left out: no learning record remembers them.
+    """
     basis = Basis(local.dynamics)
     local, joint = sg((condense_local(local, basis), condense_joint(joint, basis)))
-    before, tokens = jax.tree.map(lambda leaf: leaf[:, :context], (sequence.record, tokens))
+    before, tokens = jax.tree.map(lambda leaf: leaf[:, begin:context], (sequence.record, tokens))
     return remember(local, joint, before, tokens, 0)[1]
 
 
@@ -88,7 +96,7 @@ def remember(
     """
     dynamics, temporal, classes = local.dynamics, joint.temporal, local.posterior.classes
     batch, length, agents = record.alive.shape
-    shortest = max(SHORTEST_CHUNK, dynamics.transformer.window - 1, temporal.window - 1)
+    shortest = _shortest_chunk(dynamics.transformer.window, temporal.window)
     size = min((n for n in range(shortest, length) if length % n == 0), default=length)
 
     def chunks(leaf: Shaped[Array, "B T *s"]) -> Shaped[Array, "B C L *s"]:
@@ -106,6 +114,17 @@ def remember(
     a = jax.nn.one_hot(record.action, record.legal.shape[-1])
     token = joint.mix(s, a, record.present, record.alive)
     return s, Past(history, remembered(temporal, token, outputs=False)[1])
+
+
+def _shortest_chunk(*windows: int) -> int:
+    """That holds what a record of the next chunk looks back on."""
+    return max(SHORTEST_CHUNK, *(window - 1 for window in windows))
+
+
+def beginnings(context: int, *windows: int) -> list[int]:
+    """Where the needed part of a context may begin, in whole chunks; last first."""
+    size = _shortest_chunk(*windows)
+    return [*range(context - size, 0, -size), 0]
 
 
 def first_needed(record: Record, context: int) -> Int[Array, ""]:
@@ -168,11 +187,17 @@ def roots_of(
     sequence: Sequence,
     context: int,
     latent: Int[Array, "B T N S"],
+    begin: int = 0,
 ) -> Roots:
-    """The learning records of a sequence, with latents that were inferred anew."""
+    """The learning records of a sequence, with latents that were inferred anew.
+
+    Records before `begin`, one of `beginnings`, are left out: no learning record remembers them.
+    """
     record, tokens = sequence.record._replace(latent=latent), tokens_of(sequence, latent)
-    s, past = remember(local, joint, record, tokens, record.reward.shape[1] - context)
-    s, latent, episode = (leaf[:, context:] for leaf in (s, latent, tokens.episode))
+    learning = record.reward.shape[1] - context
+    record, tokens = jax.tree.map(lambda leaf: leaf[:, begin:], (record, tokens))
+    s, past = remember(local, joint, record, tokens, learning)
+    s, latent, episode = (leaf[:, -learning:] for leaf in (s, record.latent, tokens.episode))
     return Roots(s, latent, past.local, past.joint, episode)
 
 

@@ -23,6 +23,7 @@ from majepa.collect import begin, collect
 from majepa.config import DEBUG, PRESETS, MajepaConfig
 from majepa.envs import make_env
 from majepa.nn.layers import count_parameters
+from majepa.world_model.unroll import Past, Roots
 
 ENV = CountingEnv(lengths=(3, 5, 4, 2), limit=5)
 
@@ -255,7 +256,13 @@ class Marking(Majepa):
     """Both halves of a learner call leave marks wherever they would learn: one more in the local
     model and in the actor, what their key says in all else. Some calls are not finite."""
 
-    def train_model(self, learner, view, key):
+    def recall(self, local, joint, view, begin):
+        mark = _place(view) + local.legal.linears[-1].bias[0]
+        return Past(mark, mark)
+
+    def train_model(self, learner, view, key, past=None):
+        if past is None:
+            past = self.recall(learner.params.local, learner.params.joint, view, 0)
         params, optimizers, number = learner.params, learner.optimizers, _number(key)
         local, joint = _marked(params.local, 1), _marked(params.joint, number)
         learner = learner._replace(
@@ -267,15 +274,20 @@ class Marking(Majepa):
             nonfinite=jnp.where(number < 2, learner.nonfinite + 1, 0),
         )
         fresh = jnp.full_like(view.record.latent[:, self.config.context :], 1)
-        return learner, fresh, {"model/place": _place(view), "model/call": 1.0 * learner.calls}
+        metrics = {"place": _place(view), "past": past.local, "call": 1.0 * learner.calls}
+        return learner, fresh, {f"model/{name}": value for name, value in metrics.items()}
 
     def draw_latents(self, local, view, key, tracks):
         return view.record.latent + _number(key).astype(view.record.latent.dtype)
 
-    def train_behaviour(self, params, optimizers, view, key, latent=None):
+    def find_roots(self, local, joint, view, latent, begin):
+        return Roots(*[jnp.sum(latent, dtype=jnp.int32) + local.legal.linears[-1].bias[0]] * 5)
+
+    def train_behaviour(self, params, optimizers, view, key, roots=None):
         number = _number(key)
-        if latent is None:
+        if roots is None:
             latent = self.draw_latents(params.local, view, key, None)
+            roots = self.find_roots(params.local, params.joint, view, latent, 0)
         seen = params.local.legal.linears[-1].bias[0]
         params = params._replace(
             actor=_marked(params.actor, 1), critic=_marked(params.critic, number)
@@ -287,7 +299,7 @@ class Marking(Majepa):
         metrics = {
             "behaviour/place": _place(view),
             "behaviour/local": seen,
-            "behaviour/latent": jnp.sum(latent, dtype=jnp.int32).astype(jnp.float32),
+            "behaviour/roots": roots.s,
             "finite/actor": jnp.where(number > 2, 0.8, 1.0),
             "finite/critic": jnp.ones(()),
         }

@@ -27,6 +27,7 @@ from majepa.memory import Need, bytes_of
 from majepa.run import Result
 from majepa.run_folder import CHECKPOINT, read_config
 from majepa.training import run_shapes, train, train_together
+from majepa.world_model import unroll
 from majepa.world_model.recurrence import chunk_size
 from majepa.world_model.strands import Tracks, lay_out
 from majepa.world_model.unroll import first_needed
@@ -188,6 +189,36 @@ def test_tracks_have_few_lengths(context, learning, apart):
         assert lay_out(is_first, context, apart).length in lengths
 
 
+def test_contexts_and_roots_are_those_of_what_a_view_needs(monkeypatch):
+    """Of that very call: each from the last place on that no sequence needs more than."""
+    algorithm = Marking(marking().config, marking().spec, steps=marking().steps)
+    updater, context = algorithm.updater(), algorithm.config.context
+    updater._beginnings = [9, 6, 3, 0]
+    noted = {"_recall": [], "_roots": []}
+
+    def noting(name):
+        found = getattr(updater, name)
+
+        def program(begin):
+            def run(local, joint, view, *more):
+                needed = int(first_needed(view.record, context))
+                assert begin <= needed and not any(begin < n <= needed for n in (3, 6, 9))
+                noted[name].append(begin)
+                return found(begin)(local, joint, view, *more)
+
+            return run
+
+        return program
+
+    for name in noted:
+        monkeypatch.setattr(updater, name, noting(name))
+    learner = flattened(blank(algorithm))
+    for row in range(30):
+        learner, _ = updater(learner, batch_of(row), jax.random.key(row))
+    assert len(noted["_recall"]) == int(learner.calls) > len(noted["_roots"]) > 0
+    assert all(len(set(begun)) > 1 for begun in noted.values())
+
+
 @pytest.mark.parametrize(("together", "host"), [(False, None), (False, DEVICE), (True, None)])
 def test_programs_are_traced_for_every_length(together, host):
     algorithm = Marking(marking().config, marking().spec, steps=marking().steps)
@@ -215,7 +246,8 @@ def test_nothing_small_is_run_between_the_halves_of_a_call(times_compiled):
     for row in range(24):
         learner, _ = updater(learner, batch_of(row), jax.random.key(row))
     assert int(learner.calls) > algorithm.config.collect.model_only_calls
-    ours = {"take_in", "owe", "_draw_views", "_learn_model", "_draw_latents"}
+    ours = {"take_in", "owe", "_starts_of_views", "_draw_views", "recall", "_learn_model"}
+    ours |= {"_draw_latents", "find_roots"}
     of_test = {
         "_threefry_seed",
         "convert_element_type",
@@ -235,13 +267,20 @@ LONGER = dataclasses.replace(
 
 
 @pytest.mark.slow
-def test_what_is_learned_in_several_programs_is_what_is_learned_in_one():
-    """Of real learning, with latents on tracks of more than one length."""
+def test_what_is_learned_in_several_programs_is_what_is_learned_in_one(monkeypatch):
+    """Of real learning, with latents on tracks of more than one length, and views of which more or
+    less is needed."""
+    monkeypatch.setattr(unroll, "SHORTEST_CHUNK", 1)
     algorithm = Majepa(LONGER, ENV.spec, steps=400)
     updater = algorithm.updater()
     updater._apart = 4
-    chosen = set()
+    chosen, begun = set(), {"_recall": set(), "_roots": set()}
     noting_tracks(updater, lambda view, tracks: chosen.add(tracks.length))
+    for name, noted in begun.items():
+        program = getattr(updater, name)
+        monkeypatch.setattr(
+            updater, name, lambda begin, noted=noted, to=program: noted.add(begin) or to(begin)
+        )
     state = jax.jit(loop._fresh(algorithm, ENV))(jax.random.key(0))
     gather = jit(functools.partial(collect, algorithm, ENV, rows=1))
     update = jit(algorithm.update)
@@ -254,6 +293,7 @@ def test_what_is_learned_in_several_programs_is_what_is_learned_in_one():
         # A copy: what is donated is the other's own.
         in_parts, told = updater(in_parts, gathered.data, key)
     assert int(in_one.calls) > 5 and len(chosen) > 1
+    assert all(len(noted) > 1 for noted in begun.values())
     other = restored(in_parts)
     assert_same((in_one.replay, in_one.calls), (other.replay, other.calls))
     for name, value in told.by_name().items():
@@ -269,8 +309,9 @@ def test_a_run_compiles_and_traces_each_program_once(tmp_path, times_compiled, m
     monkeypatch.setattr(algorithm, "model_half", lambda *given: traced.append(1) or half(*given))
     train(placed(place), tmp_path / "run", env=CountingEnv(), algorithm=algorithm)
     assert load_file(tmp_path / "run" / CHECKPOINT)["learner/calls"] > 2
-    learning = ("_learn_model", "_learn_behaviour", "_draw_latents")
-    for name in ("_collect", *learning, "take_in", "owe", "_draw_views", "store", "_play"):
+    learning = ("recall", "_learn_model", "_draw_latents", "find_roots", "_learn_behaviour")
+    drawing = ("take_in", "owe", "_starts_of_views", "_draw_views", "store")
+    for name in ("_collect", *learning, *drawing, "_play"):
         assert times_compiled()[name] == 1, name
     assert len(traced) == 1
 

@@ -16,7 +16,7 @@ from majepa.world_model import unroll
 from majepa.world_model.joint import JointModel
 from majepa.world_model.local import LocalModel
 from majepa.world_model.tokens import tokens_of
-from majepa.world_model.unroll import infer, rebuild_context, reinfer
+from majepa.world_model.unroll import draw_latents, infer, rebuild_context, reinfer
 
 BATCH, AGENTS, ACTIONS, OBSERVATION = 2, 2, 3, 5
 LATENTS, CLASSES, SIZE_H = DEBUG.local.latents, DEBUG.local.classes, DEBUG.local.deterministic
@@ -282,6 +282,48 @@ def test_a_past_of_several_chunks_is_that_of_whole_sequences(monkeypatch, key):
         )
         for leaf, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
             close(leaf, other)
+
+
+@pytest.mark.parametrize("begins", [(5, 7), (CONTEXT - 1, 4), (CONTEXT, 3), (CONTEXT, CONTEXT)])
+def test_what_no_learning_record_remembers_may_be_left_out(monkeypatch, key, begins):
+    monkeypatch.setattr(unroll, "SHORTEST_CHUNK", WINDOW)
+    windows = WINDOW, DEBUG.joint.window
+    sequence = jax.tree.map(jnp.asarray, make_sequence(*((place,) for place in begins)))
+    begin = next(n for n in unroll.beginnings(CONTEXT, *windows) if n <= min(begins))
+    assert begin > 0 or min(begins) < WINDOW
+
+    def found(begin):
+        tokens = tokens_of(sequence, sequence.record.latent)
+
+        def run(local, joint):
+            past = rebuild_context(local, joint, sequence, tokens, CONTEXT, begin)
+            latent = draw_latents(local, sequence, key, 0)
+            return past, unroll.roots_of(local, joint, sequence, CONTEXT, latent, begin)
+
+        return jax.device_get(jit(run)(*models()))
+
+    (past, roots), (whole_past, whole_roots) = found(begin), found(0)
+    for one, other in zip(roots[:2], whole_roots[:2], strict=True):
+        close(one, other)
+    same(roots.episode, whole_roots.episode)
+    ends = (CONTEXT, CONTEXT, LENGTH, LENGTH)
+    histories = (past.local, past.joint, roots.local, roots.joint)
+    expected = (whole_past.local, whole_past.joint, whole_roots.local, whole_roots.joint)
+    for end, one, other in zip(ends, histories, expected, strict=True):
+        same(one.episode, other.episode)
+        first = end - one.episode.shape[1]
+        for row, place in enumerate(begins):
+            # What is seen of them; there may be other records before.
+            for a, b in zip(one[:2], other[:2], strict=True):
+                remembered = slice(max(place - first, 0), None)
+                close(a[:, row, :, remembered], b[:, row, :, remembered])
+
+
+def test_contexts_begin_with_whole_chunks():
+    assert unroll.beginnings(192, 64, 16) == [128, 64, 0]
+    assert unroll.beginnings(200, 64, 16) == [136, 72, 8, 0]
+    assert unroll.beginnings(192, 100, 16) == [93, 0]
+    assert unroll.beginnings(32, 16, 8) == [0]
 
 
 class TestInfer:
