@@ -260,7 +260,7 @@ def test_nothing_small_is_run_between_the_halves_of_a_call(times_compiled):
 
 LONGER = dataclasses.replace(
     ALGO,
-    # Views of 39 records, of which 12 need not be drawn.
+    # Views of 35 records, of which 8 need not be drawn.
     replay=dataclasses.replace(ALGO.replay, learning=27),
     collect=dataclasses.replace(ALGO.collect, prefill=160, train_ratio=40.0, model_only_calls=1),
 )
