@@ -10,8 +10,8 @@ Prints one JSON line per measurement:
 - `call`: mean over many calls in a row, of one seed or several in one program; `tracks` counts the
   lengths of the tracks that latents of behaviour views are drawn on, as the run's own episodes have
   it. With `--plain` also of the learner without savings that the tests keep;
-- `context`: the behaviour's half on tracks of each length, and the latents that are drawn for it;
-  the world model's half does not depend on that;
+- `context`: what depends on how much of a view is needed: drawing latents on tracks of each length,
+  rebuilding contexts and finding roots for each number of records before the learning ones;
 - `phase`: each part of a call by itself, beside the floating-point operations and the bytes of its
   matrix products, counted in the traced program.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -247,21 +248,28 @@ def measure_contexts(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]
     algorithm, learner = subject.algorithm, subject.learner
     config, key = algorithm.config, jax.random.key(5)
     learning, records = config.replay.learning, config.context + config.replay.learning
-    behaviour = jax.jit(algorithm.train_behaviour, compiler_options=COMPILER_OPTIONS)
+    local, joint = learner.params.local, learner.params.joint
     program = jax.jit(algorithm.draw_latents, compiler_options=COMPILER_OPTIONS)
     apart = lengths_apart(config.context, learning)
     for length in lengths_of_tracks(config.context, learning, apart):
         # Whose needed records find room on such tracks as they lie.
         view = draw_view(subject, max(records - length, 0))
         tracks = lengthened(tracks_of(subject, view), length, records)
-        of_latents = (learner.params.local, view, key, jax.device_put(tracks))
-        of_behaviour = (learner.params, learner.optimizers, view, key, program(*of_latents))
+        of_latents = (local, view, key, jax.device_put(tracks))
         latents_ms = clock(program, of_latents, repeats)
+        yield {"what": "context", "track": length, "latents_ms": latents_ms}
+    latent = program(*of_latents)
+    for begin in unroll.beginnings(config.context, config.local.window, config.joint.window):
+        view = draw_view(subject, begin)
+        recall, find_roots = (
+            jax.jit(functools.partial(one, begin=begin), compiler_options=COMPILER_OPTIONS)
+            for one in (algorithm.recall, algorithm.find_roots)
+        )
         yield {
             "what": "context",
-            "track": length,
-            "latents_ms": latents_ms,
-            "behaviour_ms": round(latents_ms + clock(behaviour, of_behaviour, repeats), 2),
+            "records": config.context - begin,
+            "recall_ms": clock(recall, (local, joint, view), repeats),
+            "roots_ms": clock(find_roots, (local, joint, view, latent), repeats),
         }
 
 
