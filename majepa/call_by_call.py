@@ -127,7 +127,8 @@ class CallByCall:
         self._store = self._program(algorithm.store, donate_argnums=0)
 
     def _program(self, one: Callable, **options: Any) -> Any:
-        return jax.jit(self._each(one), **options)
+        # Whether an argument is used or not, it takes memory: `programs` tells what is held.
+        return jax.jit(self._each(one), keep_unused=True, **options)
 
     def place(self, learner: Learner) -> Learner:
         """A learner with every part where it belongs."""
@@ -158,7 +159,8 @@ class CallByCall:
         of_roots = (*world, views.behaviour, latent)
         roots = self._shapes_on_device(jax.eval_shape(self._roots(0), *of_roots))
         of_behaviour = (own, world, between, *of_latents[1:], roots)
-        yield Program(self._behaviour.lower(*of_behaviour), (own, world), beside=views.model)
+        beside = (views.model, latent)
+        yield Program(self._behaviour.lower(*of_behaviour), (own, world), beside)
         for begin in reversed(self._beginnings):
             found = self._roots(begin).lower(*of_roots)
             yield Program(found, world, beside=views.model)

@@ -122,9 +122,10 @@ def _shortest_chunk(*windows: int) -> int:
 
 
 def beginnings(context: int, *windows: int) -> list[int]:
-    """Where the needed part of a context may begin, in whole chunks; last first."""
+    """Where the needed part of a context may begin, in whole chunks; last first. None is so early
+    that hardly anything would be left out."""
     size = _shortest_chunk(*windows)
-    return [*range(context - size, 0, -size), 0]
+    return [*(begin for begin in range(context - size, 0, -size) if 2 * begin >= size), 0]
 
 
 def first_needed(record: Record, context: int) -> Int[Array, ""]:

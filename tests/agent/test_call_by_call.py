@@ -111,6 +111,9 @@ def test_packed_runs_get_the_calls_they_are_owed():
     assert differed and min(int(learner.calls) for learner in alone) > 2
 
 
+LEARNING = marking().config.replay.learning
+
+
 def noting_tracks(updater: call_by_call.CallByCall, then) -> None:
     """What latents are drawn for, and on which tracks, is told before they are."""
     latents = updater._latents
@@ -189,20 +192,28 @@ def test_tracks_have_few_lengths(context, learning, apart):
         assert lay_out(is_first, context, apart).length in lengths
 
 
-def test_contexts_and_roots_are_those_of_what_a_view_needs(monkeypatch):
-    """Of that very call: each from the last place on that no sequence needs more than."""
+@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_contexts_and_roots_are_those_of_what_a_view_needs(monkeypatch, runs):
+    """Of that very call: from the last place on that is enough for all sequences of all runs."""
     algorithm = Marking(marking().config, marking().spec, steps=marking().steps)
-    updater, context = algorithm.updater(), algorithm.config.context
+    updater, context = algorithm.updater(together=runs > 1), algorithm.config.context
     updater._beginnings = [9, 6, 3, 0]
-    noted = {"_recall": [], "_roots": []}
+    noted, differed = {"_recall": [], "_roots": []}, []
+
+    def several(leaf):
+        return leaf if runs == 1 else jnp.stack([leaf] * runs)
 
     def noting(name):
         found = getattr(updater, name)
 
         def program(begin):
             def run(local, joint, view, *more):
-                needed = int(first_needed(view.record, context))
-                assert begin <= needed and not any(begin < n <= needed for n in (3, 6, 9))
+                is_first = np.asarray(view.record.is_first).reshape(runs, -1, context + LEARNING)
+                needed = [np.flatnonzero(one[0, : context + 1]) for one in is_first]
+                needed = [int(places[-1]) if len(places) else 0 for places in needed]
+                differed.append(needed[0] > min(needed))
+                least = min(needed)
+                assert begin <= least and not any(begin < n <= least for n in (3, 6, 9))
                 noted[name].append(begin)
                 return found(begin)(local, joint, view, *more)
 
@@ -212,11 +223,15 @@ def test_contexts_and_roots_are_those_of_what_a_view_needs(monkeypatch):
 
     for name in noted:
         monkeypatch.setattr(updater, name, noting(name))
-    learner = flattened(blank(algorithm))
+    learner = flattened(jax.tree.map(several, blank(algorithm)))
     for row in range(30):
-        learner, _ = updater(learner, batch_of(row), jax.random.key(row))
-    assert len(noted["_recall"]) == int(learner.calls) > len(noted["_roots"]) > 0
+        data, key = jax.tree.map(several, batch_of(row)), jax.random.key(row)
+        key = key if runs == 1 else jax.random.split(key, runs)
+        learner, _ = updater(learner, data, key)
+    calls = int(np.max(learner.calls))
+    assert len(noted["_recall"]) == calls > len(noted["_roots"]) > 0
     assert all(len(set(begun)) > 1 for begun in noted.values())
+    assert any(differed) == (runs > 1)
 
 
 @pytest.mark.parametrize(("together", "host"), [(False, None), (False, DEVICE), (True, None)])

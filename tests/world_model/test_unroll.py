@@ -321,8 +321,10 @@ def test_what_no_learning_record_remembers_may_be_left_out(monkeypatch, key, beg
 
 def test_contexts_begin_with_whole_chunks():
     assert unroll.beginnings(192, 64, 16) == [128, 64, 0]
-    assert unroll.beginnings(200, 64, 16) == [136, 72, 8, 0]
+    assert unroll.beginnings(200, 64, 16) == [136, 72, 0]
     assert unroll.beginnings(192, 100, 16) == [93, 0]
+    assert unroll.beginnings(300, 100, 16) == [201, 102, 0]
+    assert unroll.beginnings(100, 100, 16) == [0]
     assert unroll.beginnings(32, 16, 8) == [0]
 
 
