@@ -7,7 +7,7 @@ carry, one entry per environment). Both are made, passed and returned; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -169,8 +169,11 @@ class Updater(Protocol):
         """What learns, longest first, traced for arrays or their shapes."""
         ...
 
-    def __call__(self, learner: Any, data: Experience, key: Key[Array, "..."]) -> tuple[Any, Any]:
-        """The learner after an update, and its metrics in one piece."""
+    def __call__(
+        self, learner: Any, data: Experience, key: Key[Array, "..."]
+    ) -> tuple[Any, Callable[[], Any]]:
+        """The learner after an update, and what waits for its end and returns its metrics in one
+        piece: to be asked before the next update, and after whatever else the device can do."""
         ...
 
 

@@ -45,7 +45,7 @@ from .world_model.recurrence import chunk_size
 from .world_model.strands import Tracks, begins_of, lay_out, lay_out_runs
 from .world_model.unroll import Past, Roots, beginnings
 
-MOST_LENGTHS = 8
+MOST_LENGTHS = 16
 """Lengths of the tracks that latents of a view may be drawn on, each with a program of its own. On
 longer ones than needed it takes longer, and gives the same."""
 
@@ -194,8 +194,9 @@ class CallByCall:
 
     def __call__(
         self, learner: Learner, data: Experience, key: Key[Array, "..."]
-    ) -> tuple[Learner, Scalars]:
-        """What `Majepa.update` does; metrics of a half that no call had are left out."""
+    ) -> tuple[Learner, Callable[[], Scalars]]:
+        """What `Majepa.update` does, and what fetches its metrics; those of a half that no call had
+        are left out."""
         replay, enough, rows = self._insert(learner.replay, self._to_host(data.rows))
         enough, rows = self._to_device((enough, rows))
         counters, calls = self._owe(_counters(learner), data, enough)
@@ -203,7 +204,8 @@ class CallByCall:
             replay=replay, transitions=counters.transitions, due=counters.due
         )
         learner, model, behaviour = self.learn(learner, key, calls)
-        return learner, self._report(learner, model, behaviour, rows)
+        counts = self._algorithm.counts(learner, rows)
+        return learner, functools.partial(_report, model, behaviour, counts)
 
     def learn(
         self, learner: Learner, key: Key[Array, "..."], calls: Int[Array, "..."]
@@ -232,18 +234,6 @@ class CallByCall:
             if fresh is not None:
                 replay = self._store(replay, drawn.views, self._to_host(fresh))
         return learner._replace(replay=replay), model, behaviour
-
-    def _report(
-        self, learner: Learner, model: list[Said], behaviour: list[Said], rows: Int[Array, "..."]
-    ) -> Scalars:
-        """Means over calls, and counters; on the host, which has had them all along."""
-        counts = self._algorithm.counts(learner, rows)
-        halves, counts = jax.device_get(((model, behaviour), counts))
-        means = [_mean(half) for half in halves if half]
-        counted = np.stack([np.asarray(count, np.float32) for count in counts.values()], axis=-1)
-        names = [name for mean in means for name in mean.names]
-        values = [*(mean.values for mean in means), counted]
-        return Scalars((*names, *counts), np.concatenate(values, axis=-1))
 
     def _first_half(
         self, learner: Learner, given: Drawn, starts: Starts
@@ -359,6 +349,16 @@ class CallByCall:
         said = Said(Scalars.of(half.metrics), active.astype(jnp.float32))
         own = flattened(Own(*params[2:], *optimizers[2:]))
         return own, nonfinite, Told(half.latent, said)
+
+
+def _report(model: list[Said], behaviour: list[Said], counts: dict[str, Array]) -> Scalars:
+    """Means over calls, and counters; on the host, once they are there."""
+    halves, counted = jax.device_get(((model, behaviour), counts))
+    means = [_mean(half) for half in halves if half]
+    numbers = np.stack([np.asarray(count, np.float32) for count in counted.values()], axis=-1)
+    names = [name for mean in means for name in mean.names]
+    values = [*(mean.values for mean in means), numbers]
+    return Scalars((*names, *counted), np.concatenate(values, axis=-1))
 
 
 def _mean(said: list[Said]) -> Scalars:

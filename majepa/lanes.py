@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +42,14 @@ class Gathered(NamedTuple):
     health: Health
 
 
+class Begun(NamedTuple):
+    """A batch that the device collects, or has collected."""
+
+    gathered: Gathered
+    key: Key[Array, "..."]
+    """Of the update that learns from it."""
+
+
 class News(NamedTuple):
     """What a batch brought for one run."""
 
@@ -72,6 +80,7 @@ class Lanes:
         states.clear()
         learner, stream, self._key = held[0] if self._is_one else _joined(held)
         self._learner, self._stream = flattened(learner), Flat.of(stream)
+        self._next: Begun | None = None
         self._updater: Updater | None = None
         if updater is not None:
             self.learn_by(updater)
@@ -124,35 +133,51 @@ class Lanes:
         return Need(bytes_of((held, self._stream)), max(known)) if known else None
 
     def advance(self, active: Sequence[int]) -> dict[int, News]:
-        """Collect a batch for each run, look at it, and learn from it."""
-        algorithm, env, together = self.algorithm, self.env, not self._is_one
-        updates = np.asarray(self.updates if together else self.updates[0], np.int32)
-        keys = _batch_keys(self._key, updates, together=together)
+        """Collect a batch for each run, look at it, and learn from it.
+
+        A device that works beside the host is given the next batch to collect before the host looks
+        at what was learned. Whoever asks where a run stands is told of the state before that batch.
+        """
         with self.clock.measure("collecting", "collect"):
-            actors = _actors(self._learner, on_host=self.on_host)
-            gathered = _collect(algorithm, env, actors, self._stream, keys[0], together=together)
+            gathered, key = self._next or self._begin()
             counts, sound = jax.device_get((gathered.counts, gathered.sound))
             health = None if np.all(sound) else jax.device_get(gathered.health)
         faults = {lane: self._fault(self._of(lane, health)) for lane in active}
         if self._is_one and (fault := faults[0]) is not None:
             raise fault
-        with self.clock.measure("learning", "update"):
-            if self._updater is None:
-                self._learner, metrics = _update(
-                    algorithm, self._learner, gathered.data, keys[1], together=together
-                )
-            else:
-                self._learner, metrics = self._updater(self._learner, gathered.data, keys[1])
-            metrics = jax.device_get(metrics)
-        self._stream = gathered.stream
         each = {lane: self._of(lane, counts) for lane in active}
-        for lane, own in each.items():
-            self.transitions[lane] += int(own.transitions)
-            self.updates[lane] += 1
+        with self.clock.measure("learning", "update"):
+            metrics = self._learn(gathered.data, key)
+            self._stream = gathered.stream
+            for lane, own in each.items():
+                self.transitions[lane] += int(own.transitions)
+                self.updates[lane] += 1
+            self._next = None if self._updater is None else self._begin()
+            told = metrics()
         return {
-            lane: News(own, self._of(lane, metrics).by_name(), faults[lane])
+            lane: News(own, self._of(lane, told).by_name(), faults[lane])
             for lane, own in each.items()
         }
+
+    def _begin(self) -> Begun:
+        """Let the device collect the next batch."""
+        together = not self._is_one
+        updates = np.asarray(self.updates if together else self.updates[0], np.int32)
+        key_collect, key_update = _batch_keys(self._key, updates, together=together)
+        actors = _actors(self._learner, on_host=self.on_host)
+        gathered = _collect(
+            self.algorithm, self.env, actors, self._stream, key_collect, together=together
+        )
+        return Begun(gathered, key_update)
+
+    def _learn(self, data: Experience, key: Key[Array, "..."]) -> Callable[[], Scalars]:
+        """Let the device learn from a batch; what waits for that and returns metrics."""
+        if self._updater is not None:
+            self._learner, metrics = self._updater(self._learner, data, key)
+            return metrics
+        together = not self._is_one
+        self._learner, told = _update(self.algorithm, self._learner, data, key, together=together)
+        return lambda: jax.device_get(told)
 
     def _fault(self, health: Health | None) -> EnvError | None:
         """What is wrong with the rows of one run; without a health nothing is."""

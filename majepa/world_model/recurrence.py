@@ -41,7 +41,7 @@ from .local import Dynamics, Posterior
 from .strands import Tracks, as_they_lie
 from .tokens import Tokens, enter
 
-LONGEST_CHUNK = 32
+LONGEST_CHUNK = 16
 """Records whose noise is drawn at once; latents are drawn from the beginning of a chunk on."""
 
 
