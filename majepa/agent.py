@@ -513,8 +513,8 @@ class Majepa:
         # Nothing here has a gradient in the world model, so that all states may be condensed.
         basis = Basis(local.dynamics)
         local, joint = condense_local(local, basis), condense_joint(joint, basis)
-        actor = cast(condense_actor(params.actor, basis), dtype)
-        target_critic = condense_critic(params.critic, basis)
+        actor = condense_actor(cast(params.actor, dtype), basis)
+        target_critic = condense_critic(cast(params.critic, dtype), basis)
         key_infer, key_imagine = jax.random.split(key)
         if roots is None:
             roots = reinfer(local, joint, view, config.context, key_infer)
@@ -538,13 +538,15 @@ class Majepa:
         basis: Basis,
     ) -> tuple[Params, Optimizers, Epoch]:
         """Interleaved steps of actor and critic on the whole frozen batch of condensed states."""
-        config = self.config
+        config, dtype = self.config, jnp.dtype(self.config.precision)
 
         def loss_of_actor(actor: Actor, old: Array, is_first: Array) -> tuple:
-            return actor_loss(condense_actor(actor, basis), frozen, old, is_first, config)
+            thin = condense_actor(cast(actor, dtype), basis)
+            return actor_loss(thin, frozen, old, is_first, config)
 
         def loss_of_critic(critic: Critic) -> tuple:
-            return critic_loss(condense_critic(critic, basis), frozen, replayed, config)
+            thin = condense_critic(cast(critic, dtype), basis)
+            return critic_loss(thin, frozen, replayed, config)
 
         def epoch(carry: tuple, number: Int[Array, ""]) -> tuple[tuple, Epoch]:
             params, optimizers, old = carry

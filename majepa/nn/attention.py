@@ -135,6 +135,8 @@ def mix(
         from .attention_kernels import suits
 
         if suits(qkv.shape[2], before, size):
+            # Once for both ways: what is kept until the way back is what the kernel reads.
+            keep = None if keep is None else keep.astype(jnp.int8)
             return _mix(heads, rate, qkv, past, mask, keep)
     return _plain_mix(heads, rate, qkv, past, mask, keep)
 
@@ -149,7 +151,8 @@ def _plain_mix(
         values = jnp.concatenate([past.values.astype(values.dtype), values], axis=2)
         now = jax.tree.map(lambda leaf: leaf[-length:], past.turn)
         query, keys = rotate(query, now), rotate(keys, past.turn)
-    weight = drop(attention_weights(query, keys, mask[:, None]), rate, keep)
+    weight = attention_weights(query, keys, mask[:, None])
+    weight = weight if keep is None else drop(weight, rate, keep != 0)
     mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values)
     return mixed.reshape(*qkv.shape[:3], -1)
 
@@ -237,7 +240,7 @@ def _flat(
         )
         past = Past(keys, values, turn)
     if keep is not None:
-        keep = keep.reshape(sequences, *keep.shape[2:]).astype(jnp.int8)
+        keep = keep.astype(jnp.int8).reshape(sequences, *keep.shape[2:])
     sight = kernels.Sight(mask.astype(jnp.int8), keep)
     return qkv.reshape(sequences, *qkv.shape[2:]), past, sight
 

@@ -23,6 +23,8 @@ from jaxtyping import Array, Bool, Float, Int, Int8
 from .attention import FAR_BELOW, Limb, Past, Turn, Twigs, exact
 from .kernels import Ref, Slice, divide, dot, launch, like, suit, total
 
+FEW = 32
+"""Records or agents that half of the threads are enough for, if they see no past."""
 LONGEST, LARGEST = 128, 128
 """Records or agents whose scores a program can hold, and entries of a head."""
 FEW_ROOTS, MANY_ROOTS = 16, 64
@@ -75,7 +77,7 @@ def attend(
     width = qkv.shape[2] // 3
     return launch(
         attend_kernel, like(qkv, *qkv.shape[:2], width), (qkv.shape[0], heads),
-        qkv, past, sight, tile="attend_all", interpret=interpret,
+        qkv, past, sight, tile="attend" + _how_many(qkv, past), interpret=interpret,
     )  # fmt: skip
 
 
@@ -123,9 +125,13 @@ def pull_attend(
     outs = (like(qkv),) if past is None else (like(qkv), like(past.keys), like(past.values))
     of_qkv, *of_past = launch(
         pull_attend_kernel, outs, (qkv.shape[0], heads),
-        qkv, past, sight, gradient, tile="pull_attend_all", interpret=interpret,
+        qkv, past, sight, gradient, tile="pull_attend" + _how_many(qkv, past), interpret=interpret,
     )  # fmt: skip
     return of_qkv, tuple(of_past)
+
+
+def _how_many(qkv: Float[Array, "G T Q"], past: Past | None) -> str:
+    return "_few" if past is None and qkv.shape[1] <= FEW else "_all"
 
 
 class Pair(NamedTuple):

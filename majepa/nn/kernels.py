@@ -64,7 +64,12 @@ TILES = {
     # Of `attention_kernels`: a program has a whole sequence, nothing to go along.
     "attend_all": Tile(stages=1),
     "pull_attend_all": Tile(stages=1),
+    "attend_few": Tile(stages=1, warps=2),
+    "pull_attend_few": Tile(stages=1, warps=2),
     "mix_branches": Tile(stages=1),
+    # Of `norm_kernels`.
+    "activated": Tile(stages=1),
+    "pull_activated": Tile(stages=1),
 }
 """Those of single records as they were fastest on an H200, for 80 rows of width 512."""
 

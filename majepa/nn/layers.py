@@ -6,14 +6,18 @@ are always taken in float32. Modules hold arrays and sizes only, so their leaves
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Key, Shaped
+
+from .gpu import may_take_kernels
 
 Tree = TypeVar("Tree")
 
@@ -69,9 +73,81 @@ class RMSNorm(eqx.Module):
         self.gain = jnp.ones(size)
 
     def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
-        exact = x.astype(jnp.float32)
-        scale = jax.lax.rsqrt(jnp.mean(exact**2, axis=-1, keepdims=True) + self.eps)
-        return (exact * scale * spread(self.gain.astype(jnp.float32), x.ndim)).astype(x.dtype)
+        return _normed(self.eps, x, self.gain)
+
+    def activated(
+        self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
+    ) -> Float[Array, "*b D"]:
+        """The SiLU of the norm, after a bias that has not been added yet.
+
+        GPUs may take kernels for it (`norm_kernels`) that compute the same.
+        """
+        if may_take_kernels(x.dtype) and self.gain.dtype == x.dtype:
+            from .norm_kernels import suits
+
+            if suits(math.prod(x.shape[:-1]), x.shape[-1]):
+                return _activated(self.eps, x, bias, self.gain)
+        return _plain_activated(self.eps, x, bias, self.gain)
+
+
+def _normed(eps: float, x: Float[Array, "*b D"], gain: Float[Array, " D"]) -> Array:
+    # As a matrix: XLA cuts more axes into tiles that take three times as long.
+    exact = _as_rows(x).astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(exact**2, axis=-1, keepdims=True) + eps)
+    return (exact * scale * gain.astype(jnp.float32)[None]).astype(x.dtype).reshape(x.shape)
+
+
+def _plain_activated(eps: float, x: Array, bias: Array | None, gain: Array) -> Array:
+    return jax.nn.silu(_normed(eps, x if bias is None else add_bias(bias, x), gain))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _activated(eps: float, *given: Any) -> Array:
+    """By the platform. On the way back it is computed again."""
+    kernel = functools.partial(_kernel_activated, eps)
+    plain = functools.partial(_traced_activated, eps)
+    return jax.lax.platform_dependent(*given, cuda=kernel, default=plain)
+
+
+def _activated_forward(eps: float, *given: Any) -> tuple[Array, tuple]:
+    return _activated(eps, *given), given
+
+
+def _activated_backward(eps: float, given: tuple, gradient: Array) -> tuple:
+    kernel = functools.partial(_pull_kernel_activated, eps)
+    plain = functools.partial(_pull_plain_activated, eps)
+    return jax.lax.platform_dependent(*given, gradient, cuda=kernel, default=plain)
+
+
+_activated.defvjp(_activated_forward, _activated_backward)
+
+# Traced once for all layers of a size.
+_once = functools.partial(jax.jit, static_argnums=0)
+_traced_activated = _once(_plain_activated)
+
+
+@_once
+def _kernel_activated(eps: float, x: Array, *given: Any) -> Array:
+    from .norm_kernels import activated
+
+    return activated(_as_rows(x), *given, eps=eps).reshape(x.shape)
+
+
+@_once
+def _pull_kernel_activated(
+    eps: float, x: Array, bias: Array | None, gain: Array, gradient: Array
+) -> tuple[Array, Array | None, Array]:
+    from .norm_kernels import pull_activated
+
+    found = pull_activated(_as_rows(x), bias, gain, _as_rows(gradient), eps=eps)
+    return found[0].reshape(x.shape), *found[1:]
+
+
+@_once
+def _pull_plain_activated(
+    eps: float, x: Array, bias: Array | None, gain: Array, gradient: Array
+) -> tuple[Array, Array | None, Array]:
+    return jax.vjp(functools.partial(_plain_activated, eps), x, bias, gain)[1](gradient)
 
 
 class MLP(eqx.Module):
@@ -102,19 +178,28 @@ class MLP(eqx.Module):
         self.norms = tuple(RMSNorm(width) for width in hidden)
 
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
-        return self.after_first(self.linears[0](x))
+        first = self.linears[0]
+        return self._after(product(x, first.weight), first.bias)
 
     def after_first(self, x: Float[Array, "*b D"]) -> Float[Array, "*b O"]:
         """The rest, given what the first linear map put out."""
+        return self._after(x, None)
+
+    def _after(self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None) -> Array:
+        """And given a bias of it that has not been added yet."""
         for norm, linear in zip(self.norms, self.linears[1:], strict=True):
-            x = linear(jax.nn.silu(norm(x)))
-        return x
+            x, bias = product(norm.activated(x, bias), linear.weight), linear.bias
+        return x if bias is None else add_bias(bias, x)
+
+
+def _as_rows(x: Shaped[Array, "*b D"]) -> Shaped[Array, "M D"]:
+    return x.reshape(-1, x.shape[-1])
 
 
 def product(x: Float[Array, "*b I"], weight: Float[Array, "I O"]) -> Float[Array, "*b O"]:
     """`x @ weight` in the dtype of the weight."""
     # As matrices: of more axes, XLA copies what a gradient of weights multiplies, transposed.
-    rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype)
+    rows = _as_rows(x).astype(weight.dtype)
     return (rows @ weight).reshape(*x.shape[:-1], weight.shape[-1])
 
 

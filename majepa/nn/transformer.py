@@ -34,7 +34,7 @@ from .attention import (
 )
 from .layers import ALIGNED, Linear, RMSNorm, Tree
 
-LONGEST_ROW = 64
+LONGEST_ROW = 32
 """Agents of several teams that attention takes for one sequence."""
 
 
@@ -118,6 +118,10 @@ class History(NamedTuple):
         return History(
             self.keys[:, :, :, start:], self.values[:, :, :, start:], self.episode[:, start:]
         )
+
+    def of(self, row: Int[Array, " R"]) -> History:
+        """Of some sequences of the batch, in this order."""
+        return History(self.keys[:, row], self.values[:, row], self.episode[row])
 
     def ending_at(self, row: Int[Array, " R"], last: Int[Array, " R"], length: int) -> History:
         """For each `(row, last)`, the `length` records up to place `last`, as a batch."""
@@ -402,9 +406,9 @@ class AgentAttention(eqx.Module):
 
 
 def teams_together(teams: int, agents: int) -> int:
-    """How many teams of so many agents share a sequence: a power of two that divides them."""
+    """How many teams of so many agents share a sequence: a number that divides them."""
     most = max(LONGEST_ROW // agents, 1)
-    return max(2**k for k in range(most.bit_length()) if teams % 2**k == 0 and 2**k <= most)
+    return max(number for number in range(1, most + 1) if teams % number == 0)
 
 
 def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> DropoutKeys:

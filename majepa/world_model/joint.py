@@ -15,7 +15,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
 from ..config import BinsConfig, JointConfig
 from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product
@@ -61,7 +61,7 @@ class AheadHead(eqx.Module):
         shared = product(self._input(u, tail[..., :-1]), first.weight[:size])
         each = add_bias(first.bias, first.weight[size:])
         hidden = (shared[:, None] + each[None]).reshape(-1, shared.shape[-1])
-        return jax.nn.silu(self.mlp.norms[0](hidden))
+        return self.mlp.norms[0].activated(hidden)
 
     def similarities(
         self,
@@ -85,8 +85,8 @@ class AheadHead(eqx.Module):
         under = dot("me,ie->mi", target.astype(weight.dtype), weight)
         product = jnp.sum(x.astype(exact) * jnp.repeat(under, actions, axis=0), axis=-1)
         product += jnp.repeat(dot("me,e->m", target.astype(exact), bias), actions)
-        turned = dot("mi,ij->mj", x, gram.astype(x.dtype)) + 2 * lean[None]
-        square = jnp.sum(x.astype(exact) * turned, axis=-1) + dot("e,e->", bias, bias)
+        along = jnp.sum(x.astype(exact) * lean[None], axis=-1)
+        square = quadratic(x, gram.astype(x.dtype)) + 2 * along + dot("e,e->", bias, bias)
         # Rounding may take the square of a short prediction below zero.
         square = jnp.maximum(square, 0)
         length = jnp.repeat(jnp.sum(target.astype(exact) ** 2, axis=-1), actions)
@@ -95,6 +95,27 @@ class AheadHead(eqx.Module):
     def _input(self, u: Array, tail: Array) -> Array:
         actions = jax.nn.one_hot(tail, self.num_actions, dtype=u.dtype)
         return jnp.concatenate([u, actions.reshape(*u.shape[:-1], -1)], axis=-1)
+
+
+@jax.custom_vjp
+def quadratic(x: Float[Array, "M J"], gram: Float[Array, "J J"]) -> Float32[Array, " M"]:
+    """`x G x` of every row x, with a symmetric G. What it multiplies on its way is its gradient."""
+    return _quadratic_forward(x, gram)[0]
+
+
+def _quadratic_forward(x: Array, gram: Array) -> tuple[Array, tuple[Array, Array]]:
+    turned = x @ gram
+    return jnp.sum(x.astype(jnp.float32) * turned.astype(jnp.float32), axis=-1), (x, turned)
+
+
+def _quadratic_backward(given: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, turned = given
+    scaled = (gradient[:, None] * x.astype(jnp.float32)).astype(x.dtype)
+    of_x = 2 * gradient[:, None] * turned.astype(jnp.float32)
+    return of_x.astype(x.dtype), x.T @ scaled
+
+
+quadratic.defvjp(_quadratic_forward, _quadratic_backward)
 
 
 class JointModel(eqx.Module):

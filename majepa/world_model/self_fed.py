@@ -279,13 +279,17 @@ def _histories(
 ) -> tuple[History, History]:
     """Caches at the roots: local records up to the root, joint transitions up to the one before.
 
-    Both in inference mode and constant.
+    Both in inference mode and constant; the joint model takes those sequences alone that have one.
     """
-    _, whole = run_joint(sg(joint), sg(states.s), record, tokens.episode, past.joint)
+    s, own, episode = jax.tree.map(
+        lambda leaf: leaf[root.row], (sg(states.s), record, tokens.episode)
+    )
+    _, whole = run_joint(sg(joint), s, own, episode, past.joint.of(root.row))
     local_window, joint_window = past.local.episode.shape[1] + 1, joint.temporal.window
+    each = jnp.arange(root.row.shape[0])
     return sg((
         states.history.ending_at(root.row, local_window - 1 + root.time, local_window - 1),
-        whole.ending_at(root.row, joint_window - 2 + root.time, joint_window - 1),
+        whole.ending_at(each, joint_window - 2 + root.time, joint_window - 1),
     ))  # fmt: skip
 
 

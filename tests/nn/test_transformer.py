@@ -516,9 +516,9 @@ class TestAgents:
 
     def test_as_many_teams_share_a_sequence_as_fit_and_divide_them(self):
         assert [teams_together(64, agents) for agents in (1, 2, 5, 8, 10, 27, 64, 100)] == [
-            64, 32, 8, 8, 4, 2, 1, 1,
+            32, 16, 4, 4, 2, 1, 1, 1,
         ]  # fmt: skip
-        assert [teams_together(teams, 5) for teams in (1, 2, 3, 12, 63, 1008)] == [1, 2, 1, 4, 1, 8]
+        assert [teams_together(teams, 5) for teams in (1, 2, 3, 12, 63, 1008)] == [1, 2, 3, 6, 3, 6]
 
     def test_absent_teams_stay_finite(self):
         @jit

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn, jit
+from lowering import lower_for_gpus
 
 from majepa.config import DEBUG, LocalConfig
 from majepa.nn import gpu
@@ -108,10 +109,10 @@ class TestLatents:
         draw = functools.partial(one_by_one, recurrence.sample_latents)
         expected = jit(functools.partial(one_by_one, recurrence._sample_latents))(*given, key)
         np.testing.assert_array_equal(jit(draw)(*given, key), expected)
-        assert "triton" in lower(draw, *given, key)
+        assert "triton" in lower_for_gpus(draw, *given, key)
         monkeypatch.setenv(gpu.SWITCH, "0")
         again = functools.partial(one_by_one, recurrence.sample_latents)
-        assert "triton" not in lower(again, *given, key)
+        assert "triton" not in lower_for_gpus(again, *given, key)
 
     @pytest.mark.slow
     def test_in_half_precision(self, key):
@@ -192,14 +193,6 @@ class TestGradients:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def lower(function, *given):
-    """As for a GPU: everything up to what its own compiler does."""
-    check = jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")
-    return jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=[check])(
-        *given
-    ).mlir_module()
-
-
 @pytest.mark.slow
 class TestLowering:
     """One kernel more or less per record is something to know of."""
@@ -218,7 +211,7 @@ class TestLowering:
     @pytest.mark.parametrize("runs", [1, 2])
     def test_latents_at_full_size(self, runs):
         draw = jax.vmap(functools.partial(one_by_one, recurrence.sample_latents))
-        assert lower(draw, *self.given(runs)).count("xla.gpu.triton") == self.KERNELS + 1
+        assert lower_for_gpus(draw, *self.given(runs)).count("xla.gpu.triton") == self.KERNELS + 1
 
     @pytest.mark.parametrize("runs", [1, 2])
     def test_gradients_at_full_size(self, runs):
@@ -226,7 +219,7 @@ class TestLowering:
             found = recurrence.follow_latents(local.dynamics, local.posterior, seen, tokens, past)
             return jnp.sum(found.h.astype(jnp.float32) ** 2) + jnp.sum(found.q**2)
 
-        lowered = lower(jax.vmap(jax.grad(loss)), *self.given(runs)[:-1])
+        lowered = lower_for_gpus(jax.vmap(jax.grad(loss)), *self.given(runs)[:-1])
         assert lowered.count("xla.gpu.triton") == self.KERNELS
 
 

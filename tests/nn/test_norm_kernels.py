@@ -1,0 +1,124 @@
+"""Kernels of norms against the plain version, on any machine: their programs interpreted."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from lowering import lower_for_gpus
+
+from majepa.nn import layers, norm_kernels
+from majepa.nn.layers import MLP, RMSNorm, cast
+
+ERROR = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}
+"""Of numbers of size one; two of the shorter type are 1/256 apart."""
+EPS = 1e-4
+
+cases = pytest.mark.parametrize(
+    ("rows", "size", "biased"),
+    [(37, 128, True), (64, 256, False), (9, 1024, True)],
+)
+types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+
+
+def given(rows, size, biased, dtype):
+    rng = np.random.default_rng(0)
+    x, gradient = (rng.normal(size=(rows, size)) for _ in range(2))
+    bias = rng.normal(size=size) if biased else None
+    gain = 1 + 0.3 * rng.normal(size=size)
+    return tuple(
+        None if leaf is None else jnp.asarray(leaf, dtype) for leaf in (x, bias, gain, gradient)
+    )
+
+
+def close(one, other, dtype):
+    one, other = (np.asarray(leaf, np.float32) for leaf in (one, other))
+    assert one.shape == other.shape
+    np.testing.assert_allclose(one, other, atol=ERROR[dtype] * max(1, np.abs(other).max()), rtol=0)
+
+
+@types
+@cases
+def test_values(rows, size, biased, dtype):
+    x, bias, gain, _ = given(rows, size, biased, dtype)
+    found = norm_kernels.activated(x, bias, gain, eps=EPS, interpret=True)
+    close(found, layers._plain_activated(EPS, x, bias, gain), dtype)
+
+
+@types
+@cases
+@pytest.mark.parametrize("programs", [3, 528])
+def test_gradients(monkeypatch, rows, size, biased, dtype, programs):
+    """Whether a program has one block of rows or several, of which the last may be empty."""
+    monkeypatch.setattr(norm_kernels, "PROGRAMS", programs)
+    *inputs, gradient = given(rows, size, biased, dtype)
+    found = norm_kernels.pull_activated(*inputs, gradient, eps=EPS, interpret=True)
+    exact = [None if leaf is None else leaf.astype(jnp.float32) for leaf in inputs]
+    plain = functools.partial(layers._plain_activated, EPS)
+    expected = jax.vjp(plain, *exact)[1](gradient.astype(jnp.float32))
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype == dtype
+            close(one, other, dtype)
+
+
+def test_what_is_not_there_takes_no_part():
+    """Rows beyond the last are neither read nor written, nor do they count in sums."""
+    inputs = given(6, 128, True, jnp.float32)
+    more = [jnp.pad(leaf, ((0, 58), (0, 0))) if leaf.ndim > 1 else leaf for leaf in inputs]
+    pull = functools.partial(norm_kernels.pull_activated, eps=EPS, interpret=True)
+    for one, other in zip(pull(*inputs), pull(*more), strict=True):
+        np.testing.assert_allclose(one, other[:6] if one.ndim > 1 else other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "dtype", "kernels"),
+    [
+        (1024, 512, jnp.bfloat16, True),
+        (1023, 512, jnp.bfloat16, False),
+        (1024, 520, jnp.bfloat16, False),
+        (1024, 4096, jnp.bfloat16, False),
+        (1024, 512, jnp.float32, False),
+    ],
+)
+def test_gpus_take_kernels_for_what_suits_them(rows, size, dtype, kernels):
+    norm = cast(RMSNorm(size), dtype)
+    shapes = norm, jax.ShapeDtypeStruct((rows, size), dtype)
+
+    def loss(norm, x):
+        return jnp.sum(norm.activated(x).astype(jnp.float32))
+
+    lowered = lower_for_gpus(jax.grad(loss), *shapes)
+    assert ("triton" in lowered) is kernels
+
+
+@pytest.mark.parametrize("runs", [0, 3])
+def test_kernels_are_compiled_for_gpus_at_full_size(runs):
+    """Once on each way for every hidden layer, and for several runs at once."""
+    mlp = cast(MLP(512, [1024, 512], 64, key=jax.random.key(0)), jnp.bfloat16)
+    rows = jnp.zeros((25_600, 512), jnp.bfloat16)
+
+    def loss(mlp, x):
+        return jnp.sum(mlp(x).astype(jnp.float32))
+
+    gradient, given = jax.grad(loss), (mlp, rows)
+    if runs:
+        gradient = jax.vmap(gradient)
+        given = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (runs, *leaf.shape)), given)
+    assert lower_for_gpus(gradient, *given).count("xla.gpu.triton") == 4
+
+
+def test_a_bias_is_added_once():
+    """Whatever norm takes it along."""
+    mlp = MLP(8, [16, 32], 4, key=jax.random.key(1))
+    mlp = jax.tree.map(lambda leaf: leaf + 0.1, mlp)
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(5, 8)), jnp.float32)
+    y = x
+    for number, linear in enumerate(mlp.linears):
+        y = linear(y)
+        if number < 2:
+            y = jax.nn.silu(mlp.norms[number](y))
+    np.testing.assert_allclose(mlp(x), y, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(mlp.after_first(mlp.linears[0](x)), y, rtol=1e-6, atol=1e-6)
