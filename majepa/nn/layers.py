@@ -78,16 +78,27 @@ class RMSNorm(eqx.Module):
     def activated(
         self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
     ) -> Float[Array, "*b D"]:
-        """The SiLU of the norm, after a bias that has not been added yet.
+        """The SiLU of the norm, after a bias that has not been added yet."""
+        return activated(x, bias, self.gain, self.eps)
 
-        GPUs may take kernels for it (`norm_kernels`) that compute the same.
-        """
-        if may_take_kernels(x.dtype) and self.gain.dtype == x.dtype:
-            from .norm_kernels import suits
 
-            if suits(math.prod(x.shape[:-1]), x.shape[-1]):
-                return _activated(self.eps, x, bias, self.gain)
-        return _plain_activated(self.eps, x, bias, self.gain)
+def activated(
+    x: Float[Array, "*b D"],
+    bias: Float[Array, " D"] | None,
+    gain: Float[Array, " D"] | None = None,
+    eps: float = 0.0,
+) -> Float[Array, "*b D"]:
+    """SiLU after a bias and, if there is a gain, a norm.
+
+    GPUs may take kernels for it (`norm_kernels`) that compute the same.
+    """
+    shared = [leaf.dtype for leaf in (bias, gain) if leaf is not None]
+    if may_take_kernels(x.dtype) and all(dtype == x.dtype for dtype in shared):
+        from .norm_kernels import suits
+
+        if suits(math.prod(x.shape[:-1]), x.shape[-1]):
+            return _activated(eps, x, bias, gain)
+    return _plain_activated(eps, x, bias, gain)
 
 
 def _normed(eps: float, x: Float[Array, "*b D"], gain: Float[Array, " D"]) -> Array:
@@ -97,8 +108,9 @@ def _normed(eps: float, x: Float[Array, "*b D"], gain: Float[Array, " D"]) -> Ar
     return (exact * scale * gain.astype(jnp.float32)[None]).astype(x.dtype).reshape(x.shape)
 
 
-def _plain_activated(eps: float, x: Array, bias: Array | None, gain: Array) -> Array:
-    return jax.nn.silu(_normed(eps, x if bias is None else add_bias(bias, x), gain))
+def _plain_activated(eps: float, x: Array, bias: Array | None, gain: Array | None) -> Array:
+    x = x if bias is None else add_bias(bias, x)
+    return jax.nn.silu(x if gain is None else _normed(eps, x, gain))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -135,8 +147,8 @@ def _kernel_activated(eps: float, x: Array, *given: Any) -> Array:
 
 @_once
 def _pull_kernel_activated(
-    eps: float, x: Array, bias: Array | None, gain: Array, gradient: Array
-) -> tuple[Array, Array | None, Array]:
+    eps: float, x: Array, bias: Array | None, gain: Array | None, gradient: Array
+) -> tuple[Array, Array | None, Array | None]:
     from .norm_kernels import pull_activated
 
     found = pull_activated(_as_rows(x), bias, gain, _as_rows(gradient), eps=eps)
@@ -145,8 +157,8 @@ def _pull_kernel_activated(
 
 @_once
 def _pull_plain_activated(
-    eps: float, x: Array, bias: Array | None, gain: Array, gradient: Array
-) -> tuple[Array, Array | None, Array]:
+    eps: float, x: Array, bias: Array | None, gain: Array | None, gradient: Array
+) -> tuple[Array, Array | None, Array | None]:
     return jax.vjp(functools.partial(_plain_activated, eps), x, bias, gain)[1](gradient)
 
 

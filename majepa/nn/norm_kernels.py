@@ -1,4 +1,4 @@
-"""Kernels for GPUs: a norm with the bias before it and the SiLU after it, once through memory.
+"""Kernels for GPUs: SiLU after a bias and, mostly, a norm, once through memory.
 
 XLA takes two or three kernels for it, and five on the way back, where gains and biases want sums
 over all rows. Here a program has whole rows. On the way back it goes from some rows to others and
@@ -8,12 +8,13 @@ adds up as it goes, so that few sums are left for the end.
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Float32
 
 from .attention_kernels import held
 from .kernels import Ref, Slice, launch, like, silu_slope, suit, total
@@ -33,19 +34,21 @@ def suits(rows: int, size: int) -> bool:
 def activated(
     x: Float[Array, "M D"],
     bias: Float[Array, " D"] | None,
-    gain: Float[Array, " D"],
+    gain: Float[Array, " D"] | None,
     *,
     eps: float,
     interpret: bool = False,
 ) -> Float[Array, "M D"]:
+    """Without a gain there is no norm."""
     rows, size = x.shape
     some = AT_ONCE // size
 
-    def activated_kernel(x: Ref, bias: Ref | None, gain: Ref, out: Ref) -> None:
+    def activated_kernel(x: Ref, bias: Ref | None, gain: Ref | None, out: Ref) -> None:
         here, there = _rows(pl.program_id(0), some, x)
-        unit, _ = _unit(x, bias, here, there, eps)
-        y = jax.nn.silu(unit * gain[:].astype(jnp.float32)[None])
-        triton.store(out.at[here, :], y.astype(out.dtype), mask=there)
+        y = _exact(x, bias, here, there)
+        if gain is not None:
+            y = y * _scale(y, eps) * gain[:].astype(jnp.float32)[None]
+        triton.store(out.at[here, :], jax.nn.silu(y).astype(out.dtype), mask=there)
 
     grid = (math.ceil(rows / some),)
     return launch(
@@ -56,12 +59,12 @@ def activated(
 def pull_activated(
     x: Float[Array, "M D"],
     bias: Float[Array, " D"] | None,
-    gain: Float[Array, " D"],
+    gain: Float[Array, " D"] | None,
     gradient: Float[Array, "M D"],
     *,
     eps: float,
     interpret: bool = False,
-) -> tuple[Float[Array, "M D"], Float[Array, " D"] | None, Float[Array, " D"]]:
+) -> tuple[Float[Array, "M D"], Float[Array, " D"] | None, Float[Array, " D"] | None]:
     """Gradients of all three."""
     rows, size = x.shape
     some = AT_ONCE // size
@@ -69,34 +72,47 @@ def pull_activated(
     programs = min(blocks, PROGRAMS)
 
     def pull_activated_kernel(
-        x: Ref, bias: Ref | None, gain: Ref, gradient: Ref, out: Ref, *sums: Ref
+        x: Ref, bias: Ref | None, gain: Ref | None, gradient: Ref, out: Ref, sums: Sums
     ) -> None:
-        program, gained = pl.program_id(0), gain[:].astype(jnp.float32)[None]
+        program = pl.program_id(0)
 
-        def add(number: Array, so_far: tuple[Array, ...]) -> tuple[Array, ...]:
+        def add(number: Array, so_far: Sums) -> Sums:
             here, there = _rows(number * programs + program, some, x)
-            unit, scale = _unit(x, bias, here, there, eps)
+            y, of_gain = _exact(x, bias, here, there), None
             back = held(gradient.at[here, :], there).astype(jnp.float32)
-            back = back * silu_slope(unit * gained)
-            through = back * gained
-            pulled = scale * (through - unit * (total(through * unit) / size))
+            if gain is None:
+                pulled = back * silu_slope(y)
+            else:
+                scale, gained = _scale(y, eps), gain[:].astype(jnp.float32)[None]
+                unit = y * scale
+                back = back * silu_slope(unit * gained)
+                of_gain, through = back * unit, back * gained
+                pulled = scale * (through - unit * (total(through * unit) / size))
             triton.store(out.at[here, :], pulled.astype(out.dtype), mask=there)
-            found = (back * unit, pulled)
-            return tuple(old + new for old, new in zip(so_far, found, strict=False))
+            found = Sums(None if bias is None else pulled, of_gain)
+            return jax.tree.map(jnp.add, so_far, found)
 
-        start = tuple(jnp.zeros((some, size), jnp.float32) for _ in sums)
+        start = jax.tree.map(lambda _: jnp.zeros((some, size), jnp.float32), outs[1])
         found = jax.lax.fori_loop(0, math.ceil(blocks / programs), add, start)
         for ref, each in zip(sums, found, strict=True):
-            ref[program, :] = jnp.sum(each, axis=0)
+            if ref is not None:
+                ref[program, :] = jnp.sum(each, axis=0)
 
     part = jax.ShapeDtypeStruct((programs, size), jnp.float32)
-    outs = (like(x), part) if bias is None else (like(x), part, part)
-    pulled, *sums = launch(
+    outs = like(x), Sums(*(None if leaf is None else part for leaf in (bias, gain)))
+    pulled, sums = launch(
         pull_activated_kernel, outs, (programs,), x, bias, gain, gradient,
         tile="pull_activated", interpret=interpret,
     )  # fmt: skip
-    of_gain, *of_bias = (jnp.sum(each, axis=0).astype(gain.dtype) for each in sums)
-    return pulled, of_bias[0] if of_bias else None, of_gain
+    of_bias, of_gain = jax.tree.map(lambda each: jnp.sum(each, axis=0).astype(x.dtype), sums)
+    return pulled, of_bias, of_gain
+
+
+class Sums(NamedTuple):
+    """Over rows, of the gradients of what all rows share; none of what is not there."""
+
+    of_bias: Any
+    of_gain: Any
 
 
 def _rows(number: Array, some: int, x: Ref) -> tuple[Slice, Bool[Array, "S D"]]:
@@ -106,13 +122,12 @@ def _rows(number: Array, some: int, x: Ref) -> tuple[Slice, Bool[Array, "S D"]]:
     return pl.ds(first, some), jnp.broadcast_to(there[:, None], (some, x.shape[1]))
 
 
-def _unit(
-    x: Ref, bias: Ref | None, here: Slice, there: Array, eps: float
-) -> tuple[Float[Array, "S D"], Float[Array, "S 1"]]:
-    """Rows divided by their root mean squares, and what they are multiplied by for that."""
+def _exact(x: Ref, bias: Ref | None, here: Slice, there: Array) -> Float32[Array, "S D"]:
+    """Rows with their bias."""
     found = held(x.at[here, :], there)
-    if bias is not None:
-        found = found + bias[:][None]
-    exact = found.astype(jnp.float32)
-    scale = jax.lax.rsqrt(total(exact * exact) / exact.shape[1] + eps)
-    return exact * scale, scale
+    return (found if bias is None else found + bias[:][None]).astype(jnp.float32)
+
+
+def _scale(y: Float32[Array, "S D"], eps: float) -> Float32[Array, "S 1"]:
+    """One by the root mean squares of rows."""
+    return jax.lax.rsqrt(total(y * y) / y.shape[1] + eps)

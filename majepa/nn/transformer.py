@@ -32,7 +32,7 @@ from .attention import (
     rotate,
     turns,
 )
-from .layers import ALIGNED, Linear, RMSNorm, Tree
+from .layers import ALIGNED, Linear, RMSNorm, Tree, activated, product
 
 LONGEST_ROW = 32
 """Agents of several teams that attention takes for one sequence."""
@@ -82,7 +82,8 @@ class Block(eqx.Module):
     ) -> Float[Array, "*b D"]:
         """The rest of the block, given what attention mixed."""
         middle = self.attended(x, mixed, keys)
-        return self.fed(middle, self.widened(middle), keys)
+        wide = product(self.norm_feed(middle), self.widen.weight)
+        return self.fed(middle, activated(wide, self.widen.bias), keys)
 
     def attended(
         self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
@@ -95,10 +96,10 @@ class Block(eqx.Module):
         return self.widen(self.norm_feed(middle))
 
     def fed(
-        self, middle: Float[Array, "*b D"], wide: Float[Array, "*b W"], keys: DropoutKeys
+        self, middle: Float[Array, "*b D"], active: Float[Array, "*b W"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
-        """What leaves the block."""
-        return middle + self._drop(self.narrow(jax.nn.silu(wide)), keys.fed)
+        """What leaves the block, given the wide layer after its SiLU."""
+        return middle + self._drop(self.narrow(active), keys.fed)
 
     def _drop(self, x: Array, key: Key[Array, ""] | None) -> Array:
         return drop(x, self.dropout, kept(key, self.dropout, x.shape))
@@ -249,7 +250,7 @@ class TemporalTransformer(eqx.Module):
                 mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values).reshape(x.shape)
                 middle = block.attended(x, mixed, dropout)
                 wide = block.widened(middle)
-                after = block.fed(middle, wide, dropout)
+                after = block.fed(middle, jax.nn.silu(wide), dropout)
                 return after, (keys, values, (x, turned, turned_keys, values, weight, middle, wide))
             shape = (*x.shape[:2], block.heads, length, seen.shape[1])
             mixed = mix(

@@ -16,17 +16,17 @@ ERROR = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}
 EPS = 1e-4
 
 cases = pytest.mark.parametrize(
-    ("rows", "size", "biased"),
-    [(37, 128, True), (64, 256, False), (9, 1024, True)],
+    ("rows", "size", "biased", "gained"),
+    [(37, 128, True, True), (64, 256, False, True), (9, 1024, True, False)],
 )
 types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 
 
-def given(rows, size, biased, dtype):
+def given(rows, size, biased, gained, dtype):
     rng = np.random.default_rng(0)
     x, gradient = (rng.normal(size=(rows, size)) for _ in range(2))
     bias = rng.normal(size=size) if biased else None
-    gain = 1 + 0.3 * rng.normal(size=size)
+    gain = 1 + 0.3 * rng.normal(size=size) if gained else None
     return tuple(
         None if leaf is None else jnp.asarray(leaf, dtype) for leaf in (x, bias, gain, gradient)
     )
@@ -40,8 +40,8 @@ def close(one, other, dtype):
 
 @types
 @cases
-def test_values(rows, size, biased, dtype):
-    x, bias, gain, _ = given(rows, size, biased, dtype)
+def test_values(rows, size, biased, gained, dtype):
+    x, bias, gain, _ = given(rows, size, biased, gained, dtype)
     found = norm_kernels.activated(x, bias, gain, eps=EPS, interpret=True)
     close(found, layers._plain_activated(EPS, x, bias, gain), dtype)
 
@@ -49,10 +49,10 @@ def test_values(rows, size, biased, dtype):
 @types
 @cases
 @pytest.mark.parametrize("programs", [3, 528])
-def test_gradients(monkeypatch, rows, size, biased, dtype, programs):
+def test_gradients(monkeypatch, rows, size, biased, gained, dtype, programs):
     """Whether a program has one block of rows or several, of which the last may be empty."""
     monkeypatch.setattr(norm_kernels, "PROGRAMS", programs)
-    *inputs, gradient = given(rows, size, biased, dtype)
+    *inputs, gradient = given(rows, size, biased, gained, dtype)
     found = norm_kernels.pull_activated(*inputs, gradient, eps=EPS, interpret=True)
     exact = [None if leaf is None else leaf.astype(jnp.float32) for leaf in inputs]
     plain = functools.partial(layers._plain_activated, EPS)
@@ -66,7 +66,7 @@ def test_gradients(monkeypatch, rows, size, biased, dtype, programs):
 
 def test_what_is_not_there_takes_no_part():
     """Rows beyond the last are neither read nor written, nor do they count in sums."""
-    inputs = given(6, 128, True, jnp.float32)
+    inputs = given(6, 128, True, True, jnp.float32)
     more = [jnp.pad(leaf, ((0, 58), (0, 0))) if leaf.ndim > 1 else leaf for leaf in inputs]
     pull = functools.partial(norm_kernels.pull_activated, eps=EPS, interpret=True)
     for one, other in zip(pull(*inputs), pull(*more), strict=True):
