@@ -390,11 +390,10 @@ class Majepa:
         """A call up to where the world model has learned; and whether the behaviour is to follow.
 
         Nothing is asked of the learner that belongs to the behaviour, or to the replay. `past`:
-        what `recall` found for the view.
+        what `recall` found for the view. A half that is not wanted changes nothing.
         """
-        learner, fresh, metrics = self.train_model(before, view, key, past)
-        nothing = jax.tree.map(jnp.zeros_like, metrics)
-        learner, metrics = if_wanted(wanted, (learner, metrics), (before, nothing))
+        learner, fresh, metrics = self.train_model(before, view, key, past, wanted)
+        metrics = if_wanted(wanted, metrics, jax.tree.map(jnp.zeros_like, metrics))
         active = wanted & (learner.calls >= self.config.collect.model_only_calls)
         return learner._replace(calls=learner.calls + wanted), Half(fresh, metrics), active
 
@@ -442,29 +441,38 @@ class Majepa:
         return params, optimizers, bad.now, Half(latent, metrics)
 
     def train_model(
-        self, learner: Learner, view: Sequence, key: Key[Array, ""], past: Past | None = None
+        self,
+        learner: Learner,
+        view: Sequence,
+        key: Key[Array, ""],
+        past: Past | None = None,
+        wanted: Bool[Array, ""] | bool = True,
     ) -> tuple[Learner, Int[Array, "B L N S"], dict[str, Array]]:
-        """One step of both model groups and of the target encoder; and the fresh latents."""
+        """One step of both model groups and of the target encoder, if it is finite and wanted; and
+        the fresh latents."""
         params, optimizers = learner.params, learner.optimizers
         objective = jax.value_and_grad(model_loss, has_aux=True)
         (total, loss), (local_gradient, joint_gradient) = objective(
             (params.local, params.joint), learner.target_encoder, view, self.config, key, past
         )
         good = jnp.isfinite(total) & is_finite(local_gradient) & is_finite(joint_gradient)
+        taken = good & wanted
         local, local_state, local_report = apply_update(
-            self.model_optimizer, local_gradient, optimizers.local, params.local, good
+            self.model_optimizer, local_gradient, optimizers.local, params.local, taken
         )
         joint, joint_state, joint_report = apply_update(
-            self.model_optimizer, joint_gradient, optimizers.joint, params.joint, good
+            self.model_optimizer, joint_gradient, optimizers.joint, params.joint, taken
         )
         followed = follow(learner.target_encoder, local.encoder, self.config.local.ema)
         learner = learner._replace(
             params=params._replace(local=local, joint=joint),
             optimizers=optimizers._replace(local=local_state, joint=joint_state),
             target_encoder=jax.tree.map(
-                lambda new, old: jnp.where(good, new, old), followed, learner.target_encoder
+                lambda new, old: jnp.where(taken, new, old), followed, learner.target_encoder
             ),
-            nonfinite=jnp.where(good, 0, learner.nonfinite + 1),
+            nonfinite=jnp.where(
+                wanted, jnp.where(good, 0, learner.nonfinite + 1), learner.nonfinite
+            ),
         )
         fresh = jnp.where(good, loss.latent, view.record.latent[:, self.config.context :])
         return learner, fresh, diagnostics.of_model(total, loss, local_report, joint_report)

@@ -1,9 +1,10 @@
 """Updates of MA-JEPA in several programs, which the host starts one after another.
 
 They compile side by side, and nothing is copied around a loop over calls. Where the episodes of the
-views begin is known on the host before a call: records that nobody remembers are left out, what is
-needed is laid out on tracks, and no program waits for a number. What is computed is what
-`Majepa.update` computes.
+views begin is known on the host before it is needed: records that nobody remembers are left out,
+what is needed is laid out on tracks, and no program waits for a number. The first program that
+takes long needs none: it is begun before the host asks, so that the device has something to do
+meanwhile. What is computed is what `Majepa.update` computes.
 
 The replay may lie in host memory, for an accelerator that cannot hold it. Rows go in there, views
 are drawn there and travel to the accelerator, and fresh latents come back.
@@ -97,6 +98,18 @@ class Told(NamedTuple):
     said: Said
 
 
+class FirstHalf(NamedTuple):
+    """A call in which the world model learns, or has learned."""
+
+    learner: Learner
+    drawn: Drawn
+    """Where the replay lies,"""
+    given: Drawn
+    """and where everything else does."""
+    told: Told
+    between: Between
+
+
 class CallByCall:
     """How runs learn: one, or several `together`; `host` has the replay of one that keeps it there.
 
@@ -115,8 +128,12 @@ class CallByCall:
         windows = config.local.window, config.joint.window
         self._beginnings = beginnings(config.context, *windows)
         learning = {"donate_argnums": 0, "compiler_options": COMPILER_OPTIONS}
+        earned = algorithm.cadence.num_envs * config.calls_per_transition
+        self._usual = max(1, math.ceil(earned))
+        self._expects_calls = False
         self._insert = self._program(algorithm.take_in, donate_argnums=0)
         self._owe = self._program(algorithm.owe)
+        self._copy = jax.jit(_copied)
         self._foresee = jax.jit(self._starts_of_views)
         self._draw = jax.jit(self._draw_views)
         self._recall = functools.cache(self._recall_from)
@@ -204,8 +221,9 @@ class CallByCall:
             replay=replay, transitions=counters.transitions, due=counters.due
         )
         learner, model, behaviour = self.learn(learner, key, calls)
-        counts = self._algorithm.counts(learner, rows)
-        return learner, functools.partial(_report, model, behaviour, counts)
+        # Copies: the next update takes the learner's own away, maybe before anybody asks.
+        counts = self._copy(self._algorithm.counts(learner, rows))
+        return learner, functools.cache(functools.partial(_report, model, behaviour, counts))
 
     def learn(
         self, learner: Learner, key: Key[Array, "..."], calls: Int[Array, "..."]
@@ -214,32 +232,58 @@ class CallByCall:
         config = self._algorithm.config
         write_back = config.replay.write_back
         replay, learner = learner.replay, without_replay(learner)
-        made, wanted = jax.device_get((learner.calls, calls))
         to_draw = self._to_host((key, calls))
-        numbers = [np.int32(number) for number in range(int(np.max(wanted)))]
-        foreseen = jax.device_get([self._foresee(replay, to_draw[0], each) for each in numbers])
+        known = self._copy(learner.calls), calls, self._foresee_all(replay, to_draw[0], self._usual)
+        first = self._first_half(replay, learner, to_draw, 0) if self._expects_calls else None
+        made, wanted, foreseen = jax.device_get(known)
+        number_of_calls = int(np.max(wanted))
+        more = self._foresee_all(replay, to_draw[0], number_of_calls, len(foreseen))
+        foreseen += jax.device_get(more)
         model, behaviour = [], []
-        for number, starts in zip(numbers, foreseen, strict=True):
-            drawn = self._draw(replay, *to_draw, number)
-            given = self._to_device(drawn)
-            learner, between, told = self._first_half(learner, given, starts)
-            model.append(told.said)
-            fresh = Fresh(told.latent, given.wanted) if write_back == "model" else None
+        for number in range(number_of_calls):
+            starts = foreseen[number]
+            half = first or self._first_half(replay, learner, to_draw, number, starts)
+            learner, first = half.learner, None
+            model.append(half.told.said)
+            fresh = Fresh(half.told.latent, half.given.wanted) if write_back == "model" else None
             is_active = (number < wanted) & (made + number >= config.collect.model_only_calls)
             if np.any(is_active):
-                learner, told = self._second_half(learner, given, between, starts)
+                learner, told = self._second_half(learner, half.given, half.between, starts)
                 behaviour.append(told.said)
                 if write_back == "behaviour":
-                    fresh = Fresh(told.latent, between.active)
+                    fresh = Fresh(told.latent, half.between.active)
             if fresh is not None:
-                replay = self._store(replay, drawn.views, self._to_host(fresh))
+                replay = self._store(replay, half.drawn.views, self._to_host(fresh))
+        if first is not None:
+            # Nobody wanted it: it left everything as it was.
+            learner = first.learner
+        self._expects_calls = number_of_calls > 0
         return learner._replace(replay=replay), model, behaviour
 
+    def _foresee_all(
+        self, replay: Replay, key: Key[Array, "..."], calls: int, first: int = 0
+    ) -> list[Starts]:
+        """Where episodes begin in the views of so many calls, less the first ones."""
+        return [self._foresee(replay, key, np.int32(number)) for number in range(first, calls)]
+
     def _first_half(
-        self, learner: Learner, given: Drawn, starts: Starts
-    ) -> tuple[Learner, Between, Told]:
+        self,
+        replay: Replay,
+        learner: Learner,
+        to_draw: tuple[Key[Array, "..."], Int[Array, "..."]],
+        number: int,
+        starts: Starts | None = None,
+    ) -> FirstHalf:
+        """Draw the views of a call, and let the world model learn.
+
+        The first call of an update, of which nothing may be known yet, takes a whole context
+        whether it is known or not: a run that goes on repeats itself bit for bit.
+        """
+        drawn = self._draw(replay, *to_draw, np.int32(number))
+        given = self._to_device(drawn)
+        begin = 0 if number == 0 or starts is None else self._begin_of(starts.model)
         view = given.views.model
-        past = self._recall(self._begin_of(starts.model))(*_world(learner), view)
+        past = self._recall(begin)(*_world(learner), view)
         part, told, between = self._model(
             _of_model(learner), view, given.key_model, given.wanted, past
         )
@@ -250,7 +294,7 @@ class CallByCall:
         learner = part._replace(
             params=params, optimizers=optimizers, transitions=learner.transitions, due=learner.due
         )
-        return learner, between, told
+        return FirstHalf(learner, drawn, given, told, between)
 
     def _second_half(
         self, learner: Learner, given: Drawn, between: Between, starts: Starts
@@ -359,6 +403,10 @@ def _report(model: list[Said], behaviour: list[Said], counts: dict[str, Array]) 
     names = [name for mean in means for name in mean.names]
     values = [*(mean.values for mean in means), numbers]
     return Scalars((*names, *counted), np.concatenate(values, axis=-1))
+
+
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf + jnp.zeros((), leaf.dtype), tree)
 
 
 def _mean(said: list[Said]) -> Scalars:

@@ -54,7 +54,10 @@ class News(NamedTuple):
     """What a batch brought for one run."""
 
     counts: Counts
-    metrics: Mapping[str, Any]
+    metrics: Callable[[], Mapping[str, Any]]
+    """Waits until the batch is learned from."""
+    is_under_way: bool
+    """Whether the device may still be learning from it, with more to do after that."""
     fault: EnvError | None
     """Why the batch, and what was learned from it, is of no use."""
 
@@ -135,29 +138,46 @@ class Lanes:
     def advance(self, active: Sequence[int]) -> dict[int, News]:
         """Collect a batch for each run, look at it, and learn from it.
 
-        A device that works beside the host is given the next batch to collect before the host looks
-        at what was learned. Whoever asks where a run stands is told of the state before that batch.
+        A device that works beside the host is never left without work: it collects the next batch
+        before anybody looks at what was learned from this one, and learns before anybody looks at
+        what was collected. Whoever asks where a run stands is told of the state before the next
+        batch.
         """
         with self.clock.measure("collecting", "collect"):
             gathered, key = self._next or self._begin()
-            counts, sound = jax.device_get((gathered.counts, gathered.sound))
-            health = None if np.all(sound) else jax.device_get(gathered.health)
-        faults = {lane: self._fault(self._of(lane, health)) for lane in active}
-        if self._is_one and (fault := faults[0]) is not None:
-            raise fault
-        each = {lane: self._of(lane, counts) for lane in active}
+            seen = self._look(gathered, active) if self._updater is None else None
         with self.clock.measure("learning", "update"):
             metrics = self._learn(gathered.data, key)
+            counts, faults = seen or self._look(gathered, active)
             self._stream = gathered.stream
+            each = {lane: self._of(lane, counts) for lane in active}
             for lane, own in each.items():
                 self.transitions[lane] += int(own.transitions)
                 self.updates[lane] += 1
             self._next = None if self._updater is None else self._begin()
-            told = metrics()
+        is_under_way = self._next is not None
         return {
-            lane: News(own, self._of(lane, told).by_name(), faults[lane])
+            lane: News(own, self._read(metrics, lane), is_under_way, faults[lane])
             for lane, own in each.items()
         }
+
+    def _look(
+        self, gathered: Gathered, active: Sequence[int]
+    ) -> tuple[Counts, dict[int, EnvError | None]]:
+        """What a batch brought, and what is wrong with it."""
+        counts, sound = jax.device_get((gathered.counts, gathered.sound))
+        health = None if np.all(sound) else jax.device_get(gathered.health)
+        faults = {lane: self._fault(self._of(lane, health)) for lane in active}
+        if self._is_one and (fault := faults[0]) is not None:
+            raise fault
+        return counts, faults
+
+    def _read(self, metrics: Callable[[], Scalars], lane: int) -> Callable[[], Mapping[str, Any]]:
+        def read() -> Mapping[str, Any]:
+            with self.clock.measure("learning", "update"):
+                return self._of(lane, metrics()).by_name()
+
+        return read
 
     def _begin(self) -> Begun:
         """Let the device collect the next batch."""
@@ -177,7 +197,7 @@ class Lanes:
             return metrics
         together = not self._is_one
         self._learner, told = _update(self.algorithm, self._learner, data, key, together=together)
-        return lambda: jax.device_get(told)
+        return functools.cache(functools.partial(jax.device_get, told))
 
     def _fault(self, health: Health | None) -> EnvError | None:
         """What is wrong with the rows of one run; without a health nothing is."""

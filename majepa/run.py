@@ -90,6 +90,8 @@ class Run:
         self._writer = checkpoint.Writer()
         self._averages = Averages()
         self._counts = Counts()
+        self._unread: tuple[int, int, Callable[[], Mapping[str, Any]]] | None = None
+        """Transitions and updates of the last batch, and what tells what was learned from it."""
         self._since = _Since(dict(clock.phases))
         self._line_seconds: float | None = None
         self._remaining = Remaining(config.steps)
@@ -134,13 +136,27 @@ class Run:
         return has_budget(self.config, self.algorithm, transitions)
 
     def learned(self, transitions: int, updates: int, news: News) -> None:
-        """Take note of a batch that was collected and learned from."""
+        """Take note of a batch that was collected, and of what was learned from the one before.
+
+        What was learned from this one is read when the next batch is on its way, or before
+        anything is written: a device that works beside the host need not wait.
+        """
         if news.fault is not None:
             raise news.fault
-        metrics = news.metrics
-        self._averages.add(metrics)
+        self._read()
         self._counts = self._counts.plus(news.counts)
         self._since.updates += 1
+        self._unread = transitions, updates, news.metrics
+        if not news.is_under_way:
+            self._read()
+
+    def _read(self) -> None:
+        """Take note of what was learned from the last batch, if it is not known yet."""
+        if self._unread is None:
+            return
+        (transitions, updates, read), self._unread = self._unread, None
+        metrics = read()
+        self._averages.add(metrics)
         learns = metrics.get("learner/calls", 1) > 0
         self._remaining.add(self.clock.work, transitions, learns=bool(learns))
         self.progress.moved(transitions, self._remaining.seconds)
@@ -175,6 +191,7 @@ class Run:
 
     def evaluate(self, lanes: Lanes, lane: int, kind: Kind) -> tuple[Evaluation, Evaluation]:
         """Judge the learner with argmax and with sampled actions, and log a line with both."""
+        self._read()
         state = lanes.acting(lane)
         schedule = self.config.evaluation
         episodes = schedule.episodes if kind == "training" else schedule.final_episodes
@@ -205,6 +222,7 @@ class Run:
 
     def log(self, transitions: int, updates: int, more: Mapping[str, Any] | None = None) -> None:
         """One line of everything since the last one."""
+        self._read()
         counts, phases = self._counts, self.clock.phases
         record: dict[str, Any] = {
             "transitions": transitions,
@@ -241,6 +259,7 @@ class Run:
         """
         if state.transitions == self._saved and not is_best:
             return
+        self._read()
         self._saved = state.transitions
         with self.clock.measure("saving"):
             self._writer.wait()

@@ -505,20 +505,18 @@ def _loop(runs: Sequence[Run], lanes: Lanes, limits: _Limits) -> list[Result]:
         before = list(lanes.transitions)
         news = lanes.advance(active)
         for lane in active:
-            run, now = runs[lane], lanes.transitions[lane]
+            run, now, stopped = runs[lane], lanes.transitions[lane], None
             try:
                 run.learned(now, lanes.updates[lane], news[lane])
+                if run.has_budget(now):
+                    stopped = limits.reached(now, run.clock.here)
+                    run.tend(lanes, lane, before[lane], stopped)
+                if stopped or not run.has_budget(now):
+                    results[lane] = run.end(lanes, lane, stopped)
             except (TrainError, EnvError) as error:
                 failed[lane] = error
                 if len(runs) > 1:
                     runs[0].progress.say(f"{run.folder} failed: {error}")
-                continue
-            stopped = None
-            if run.has_budget(now):
-                stopped = limits.reached(now, run.clock.here)
-                run.tend(lanes, lane, before[lane], stopped)
-            if stopped or not run.has_budget(now):
-                results[lane] = run.end(lanes, lane, stopped)
     if failed:
         raise _failure(runs, failed, list(results.values()))
     return [results[lane] for lane in range(len(runs))]

@@ -260,7 +260,8 @@ class Marking(Majepa):
         mark = _place(view) + local.legal.linears[-1].bias[0]
         return Past(mark, mark)
 
-    def train_model(self, learner, view, key, past=None):
+    def train_model(self, learner, view, key, past=None, wanted=True):
+        before = learner
         if past is None:
             past = self.recall(learner.params.local, learner.params.joint, view, 0)
         params, optimizers, number = learner.params, learner.optimizers, _number(key)
@@ -273,6 +274,7 @@ class Marking(Majepa):
             ),
             nonfinite=jnp.where(number < 2, learner.nonfinite + 1, 0),
         )
+        learner = jax.tree.map(lambda new, old: jnp.where(wanted, new, old), learner, before)
         fresh = jnp.full_like(view.record.latent[:, self.config.context :], 1)
         metrics = {"place": _place(view), "past": past.local, "call": 1.0 * learner.calls}
         return learner, fresh, {f"model/{name}": value for name, value in metrics.items()}

@@ -80,6 +80,25 @@ def test_every_batch_leaves_the_same_learner_and_metrics(mode, host):
     assert in_one.calls > 2 and {"model/place", "behaviour/place"} <= told.keys()
 
 
+def test_a_call_that_was_begun_for_nothing_changes_nothing():
+    """The first one of an update is begun before anybody knows whether it is owed."""
+    algorithm = marking()
+    updater = algorithm.updater()
+    learner, key = flattened(blank(algorithm)), jax.random.key(0)
+    for row in range(24):
+        learner, _ = updater(learner, batch_of(row), key)
+    assert updater._expects_calls
+    kept = jax.tree.map(np.array, restored(learner))
+    begun, first_half = [], updater._first_half
+    updater._first_half = lambda *given: begun.append(given) or first_half(*given)
+    learner, model, behaviour = updater.learn(learner, key, jnp.asarray(0))
+    assert len(begun) == 1 and model == behaviour == []
+    assert_same(kept, restored(learner))
+    # Nor is one begun after that, until calls are owed again.
+    learner, *_ = updater.learn(learner, key, jnp.asarray(0))
+    assert len(begun) == 1
+
+
 @pytest.mark.slow
 def test_packed_runs_get_the_calls_they_are_owed():
     """Runs that are not in step: one of them waits while another learns."""
@@ -194,11 +213,12 @@ def test_tracks_have_few_lengths(context, learning, apart):
 
 @pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_contexts_and_roots_are_those_of_what_a_view_needs(monkeypatch, runs):
-    """Of that very call: from the last place on that is enough for all sequences of all runs."""
+    """Of that very call: from the last place on that is enough for all sequences of all runs. The
+    context of an update's first call is whole, since it is begun before anything is known."""
     algorithm = Marking(marking().config, marking().spec, steps=marking().steps)
     updater, context = algorithm.updater(together=runs > 1), algorithm.config.context
     updater._beginnings = [9, 6, 3, 0]
-    noted, differed = {"_recall": [], "_roots": []}, []
+    noted, differed, is_begun = {"_recall": [], "_roots": []}, [], []
 
     def several(leaf):
         return leaf if runs == 1 else jnp.stack([leaf] * runs)
@@ -213,8 +233,12 @@ def test_contexts_and_roots_are_those_of_what_a_view_needs(monkeypatch, runs):
                 needed = [int(places[-1]) if len(places) else 0 for places in needed]
                 differed.append(needed[0] > min(needed))
                 least = min(needed)
-                assert begin <= least and not any(begin < n <= least for n in (3, 6, 9))
+                if name == "_recall" and not is_begun:
+                    assert begin == 0
+                else:
+                    assert begin <= least and not any(begin < n <= least for n in (3, 6, 9))
                 noted[name].append(begin)
+                is_begun.append(True)
                 return found(begin)(local, joint, view, *more)
 
             return run
@@ -227,9 +251,10 @@ def test_contexts_and_roots_are_those_of_what_a_view_needs(monkeypatch, runs):
     for row in range(30):
         data, key = jax.tree.map(several, batch_of(row)), jax.random.key(row)
         key = key if runs == 1 else jax.random.split(key, runs)
+        is_begun.clear()
         learner, _ = updater(learner, data, key)
     calls = int(np.max(learner.calls))
-    assert len(noted["_recall"]) == calls > len(noted["_roots"]) > 0
+    assert len(noted["_recall"]) >= calls > len(noted["_roots"]) > 0
     assert all(len(set(begun)) > 1 for begun in noted.values())
     assert any(differed) == (runs > 1)
 
@@ -262,7 +287,7 @@ def test_nothing_small_is_run_between_the_halves_of_a_call(times_compiled):
         learner, _ = updater(learner, batch_of(row), jax.random.key(row))
     assert int(learner.calls) > algorithm.config.collect.model_only_calls
     ours = {"take_in", "owe", "_starts_of_views", "_draw_views", "recall", "_learn_model"}
-    ours |= {"_draw_latents", "find_roots"}
+    ours |= {"_draw_latents", "find_roots", "_copied"}
     of_test = {
         "_threefry_seed",
         "convert_element_type",

@@ -247,6 +247,21 @@ def test_a_step_that_is_no_number_leaves_everything_as_it_is():
     assert metrics["finite/local"] == metrics["finite/joint"] == 0
 
 
+@pytest.mark.parametrize("start", [lambda: ready().learner, broken], ids=["good", "bad"])
+def test_a_half_that_is_not_wanted_changes_nothing(start):
+    """Neither what it would learn nor what it would count."""
+    learner = start()._replace(nonfinite=jnp.asarray(3, jnp.int32))
+    given, key = algorithm(), jax.random.key(0)
+
+    def half(learner, wanted):
+        views = given.draw(learner.replay, key)
+        before = without_replay(learner)
+        return given.model_half(before, views.model, key, wanted)[::2]
+
+    (after, active), before = jit(half)(learner, jnp.asarray(False)), without_replay(learner)
+    assert same(after, before) and not active
+
+
 def test_bad_steps_in_a_row_are_counted():
     once, _ = one_call(broken())
     twice, metrics = one_call(once)
