@@ -38,7 +38,7 @@ import numpy as np
 from majepa.agent import Learner, Majepa
 from majepa.call_by_call import lengths_apart, lengths_of_tracks
 from majepa.checkpoint import read_omitted
-from majepa.compilation import COMPILER_OPTIONS
+from majepa.compilation import COMPILER_OPTIONS, keep_programs
 from majepa.config import MajepaConfig, preset
 from majepa.envs import make_env
 from majepa.flat import flattened
@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="calls without savings, too")
     parser.add_argument("--short", action="store_true", help="accept shorter runs, to try it out")
     options = parser.parse_args()
+    keep_programs()
     kinds = options.only or ["call", "context", "phase"]
     for folder in options.runs:
         subject = load(folder, options.preset, short=options.short)

@@ -143,7 +143,9 @@ class Lanes:
         what was collected. Whoever asks where a run stands is told of the state before the next
         batch.
         """
-        with self.clock.measure("collecting", "collect"):
+        # Beside the host, one cannot be told from the other.
+        phase = "collecting" if self._updater is None else "learning"
+        with self.clock.measure(phase, "collect"):
             gathered, key = self._next or self._begin()
             seen = self._look(gathered, active) if self._updater is None else None
         with self.clock.measure("learning", "update"):
