@@ -68,8 +68,8 @@ TILES = {
     "pull_attend_few": Tile(stages=1, warps=2),
     "mix_branches": Tile(stages=1),
     # Of `norm_kernels`.
-    "activated": Tile(stages=1),
-    "pull_activated": Tile(stages=1),
+    "end": Tile(stages=1),
+    "pull_end": Tile(stages=1),
 }
 """Those of single records as they were fastest on an H200, for 80 rows of width 512."""
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -73,32 +73,50 @@ class RMSNorm(eqx.Module):
         self.gain = jnp.ones(size)
 
     def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
-        return _normed(self.eps, x, self.gain)
+        return _end(End(self.eps), x, None, self.gain)
+
+    def beside(self, x: Float[Array, "*b D"]) -> tuple[Float[Array, "*b D"], Float[Array, "*b D"]]:
+        """x itself, for a residual branch, and its norm: their gradients are added on the way."""
+        return _end(End(self.eps, beside=True), x, None, self.gain)
 
     def activated(
         self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
     ) -> Float[Array, "*b D"]:
         """The SiLU of the norm, after a bias that has not been added yet."""
-        return activated(x, bias, self.gain, self.eps)
+        return _end(End(self.eps, silu=True), x, bias, self.gain)
 
 
-def activated(
-    x: Float[Array, "*b D"],
-    bias: Float[Array, " D"] | None,
-    gain: Float[Array, " D"] | None = None,
-    eps: float = 0.0,
-) -> Float[Array, "*b D"]:
-    """SiLU after a bias and, if there is a gain, a norm.
+def activated(x: Float[Array, "*b D"], bias: Float[Array, " D"]) -> Float[Array, "*b D"]:
+    """SiLU after a bias."""
+    return _end(End(silu=True), x, bias, None)
 
-    GPUs may take kernels for it (`norm_kernels`) that compute the same.
-    """
+
+class End(NamedTuple):
+    """What comes after a product: a bias, if there is one, a norm, if there is a gain, a SiLU."""
+
+    eps: float = 0.0
+    """Of the norm."""
+    silu: bool = False
+    beside: bool = False
+    """Whether what it is given is returned too, before what it makes of it."""
+
+
+def _end(end: End, x: Float[Array, "*b D"], bias: Array | None, gain: Array | None) -> Any:
+    """GPUs may take kernels for it (`norm_kernels`) that compute the same."""
     shared = [leaf.dtype for leaf in (bias, gain) if leaf is not None]
     if may_take_kernels(x.dtype) and all(dtype == x.dtype for dtype in shared):
         from .norm_kernels import suits
 
         if suits(math.prod(x.shape[:-1]), x.shape[-1]):
-            return _activated(eps, x, bias, gain)
-    return _plain_activated(eps, x, bias, gain)
+            return _chosen_end(end, x, bias, gain)
+    return _plain_end(end, x, bias, gain)
+
+
+def _plain_end(end: End, x: Array, bias: Array | None, gain: Array | None) -> Any:
+    y = x if bias is None else add_bias(bias, x)
+    y = y if gain is None else _normed(end.eps, y, gain)
+    y = jax.nn.silu(y) if end.silu else y
+    return (x, y) if end.beside else y
 
 
 def _normed(eps: float, x: Float[Array, "*b D"], gain: Float[Array, " D"]) -> Array:
@@ -108,58 +126,56 @@ def _normed(eps: float, x: Float[Array, "*b D"], gain: Float[Array, " D"]) -> Ar
     return (exact * scale * gain.astype(jnp.float32)[None]).astype(x.dtype).reshape(x.shape)
 
 
-def _plain_activated(eps: float, x: Array, bias: Array | None, gain: Array | None) -> Array:
-    x = x if bias is None else add_bias(bias, x)
-    return jax.nn.silu(x if gain is None else _normed(eps, x, gain))
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _activated(eps: float, *given: Any) -> Array:
+def _chosen_end(end: End, *given: Any) -> Any:
     """By the platform. On the way back it is computed again."""
-    kernel = functools.partial(_kernel_activated, eps)
-    plain = functools.partial(_traced_activated, eps)
+    kernel = functools.partial(_kernel_end, end)
+    plain = functools.partial(_traced_end, end)
     return jax.lax.platform_dependent(*given, cuda=kernel, default=plain)
 
 
-def _activated_forward(eps: float, *given: Any) -> tuple[Array, tuple]:
-    return _activated(eps, *given), given
+def _end_forward(end: End, *given: Any) -> tuple[Any, tuple]:
+    return _chosen_end(end, *given), given
 
 
-def _activated_backward(eps: float, given: tuple, gradient: Array) -> tuple:
-    kernel = functools.partial(_pull_kernel_activated, eps)
-    plain = functools.partial(_pull_plain_activated, eps)
+def _end_backward(end: End, given: tuple, gradient: Any) -> tuple:
+    kernel = functools.partial(_pull_kernel_end, end)
+    plain = functools.partial(_pull_plain_end, end)
     return jax.lax.platform_dependent(*given, gradient, cuda=kernel, default=plain)
 
 
-_activated.defvjp(_activated_forward, _activated_backward)
+_chosen_end.defvjp(_end_forward, _end_backward)
 
 # Traced once for all layers of a size.
 _once = functools.partial(jax.jit, static_argnums=0)
-_traced_activated = _once(_plain_activated)
+_traced_end = _once(_plain_end)
 
 
 @_once
-def _kernel_activated(eps: float, x: Array, *given: Any) -> Array:
-    from .norm_kernels import activated
+def _kernel_end(end: End, x: Array, *given: Any) -> Any:
+    from .norm_kernels import ended
 
-    return activated(_as_rows(x), *given, eps=eps).reshape(x.shape)
+    y = ended(end, _as_rows(x), *given).reshape(x.shape)
+    return (x, y) if end.beside else y
 
 
 @_once
-def _pull_kernel_activated(
-    eps: float, x: Array, bias: Array | None, gain: Array | None, gradient: Array
+def _pull_kernel_end(
+    end: End, x: Array, bias: Array | None, gain: Array | None, gradient: Any
 ) -> tuple[Array, Array | None, Array | None]:
-    from .norm_kernels import pull_activated
+    from .norm_kernels import pull_ended
 
-    found = pull_activated(_as_rows(x), bias, gain, _as_rows(gradient), eps=eps)
+    of_x, of_y = gradient if end.beside else (None, gradient)
+    of_x = None if of_x is None else _as_rows(of_x)
+    found = pull_ended(end, _as_rows(x), bias, gain, _as_rows(of_y), of_x)
     return found[0].reshape(x.shape), *found[1:]
 
 
 @_once
-def _pull_plain_activated(
-    eps: float, x: Array, bias: Array | None, gain: Array | None, gradient: Array
+def _pull_plain_end(
+    end: End, x: Array, bias: Array | None, gain: Array | None, gradient: Any
 ) -> tuple[Array, Array | None, Array | None]:
-    return jax.vjp(functools.partial(_plain_activated, eps), x, bias, gain)[1](gradient)
+    return jax.vjp(functools.partial(_plain_end, end), x, bias, gain)[1](gradient)
 
 
 class MLP(eqx.Module):

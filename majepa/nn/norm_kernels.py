@@ -1,4 +1,4 @@
-"""Kernels for GPUs: SiLU after a bias and, mostly, a norm, once through memory.
+"""Kernels for GPUs: bias, norm and SiLU, whatever there is of them, once through memory.
 
 XLA takes two or three kernels for it, and five on the way back, where gains and biases want sums
 over all rows. Here a program has whole rows. On the way back it goes from some rows to others and
@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from .attention_kernels import held
 from .kernels import Ref, Slice, launch, like, silu_slope, suit, total
+from .layers import End
 
 LEAST_ROWS = 1024
 """With fewer, what XLA fuses around a norm is worth more than what is saved here."""
@@ -31,49 +32,50 @@ def suits(rows: int, size: int) -> bool:
     return rows >= LEAST_ROWS and size <= AT_ONCE and suit(size, least=128)
 
 
-def activated(
+def ended(
+    end: End,
     x: Float[Array, "M D"],
     bias: Float[Array, " D"] | None,
     gain: Float[Array, " D"] | None,
     *,
-    eps: float,
     interpret: bool = False,
 ) -> Float[Array, "M D"]:
     """Without a gain there is no norm."""
     rows, size = x.shape
     some = AT_ONCE // size
 
-    def activated_kernel(x: Ref, bias: Ref | None, gain: Ref | None, out: Ref) -> None:
+    def end_kernel(x: Ref, bias: Ref | None, gain: Ref | None, out: Ref) -> None:
         here, there = _rows(pl.program_id(0), some, x)
         y = _exact(x, bias, here, there)
         if gain is not None:
-            y = y * _scale(y, eps) * gain[:].astype(jnp.float32)[None]
-        triton.store(out.at[here, :], jax.nn.silu(y).astype(out.dtype), mask=there)
+            y = y * _scale(y, end.eps) * gain[:].astype(jnp.float32)[None]
+        y = jax.nn.silu(y) if end.silu else y
+        triton.store(out.at[here, :], y.astype(out.dtype), mask=there)
 
     grid = (math.ceil(rows / some),)
-    return launch(
-        activated_kernel, like(x), grid, x, bias, gain, tile="activated", interpret=interpret
-    )
+    return launch(end_kernel, like(x), grid, x, bias, gain, tile="end", interpret=interpret)
 
 
-def pull_activated(
+def pull_ended(
+    end: End,
     x: Float[Array, "M D"],
     bias: Float[Array, " D"] | None,
     gain: Float[Array, " D"] | None,
     gradient: Float[Array, "M D"],
+    beside: Float[Array, "M D"] | None = None,
     *,
-    eps: float,
     interpret: bool = False,
 ) -> tuple[Float[Array, "M D"], Float[Array, " D"] | None, Float[Array, " D"] | None]:
-    """Gradients of all three."""
+    """Gradients of x, to which that of x `beside` is added, of bias and gain."""
     rows, size = x.shape
     some = AT_ONCE // size
     blocks = math.ceil(rows / some)
     programs = min(blocks, PROGRAMS)
 
-    def pull_activated_kernel(
-        x: Ref, bias: Ref | None, gain: Ref | None, gradient: Ref, out: Ref, sums: Sums
-    ) -> None:
+    def pull_end_kernel(
+        x: Ref, bias: Ref | None, gain: Ref | None, gradient: Ref, beside: Ref | None, out: Ref,
+        sums: Sums,
+    ) -> None:  # fmt: skip
         program = pl.program_id(0)
 
         def add(number: Array, so_far: Sums) -> Sums:
@@ -81,15 +83,17 @@ def pull_activated(
             y, of_gain = _exact(x, bias, here, there), None
             back = held(gradient.at[here, :], there).astype(jnp.float32)
             if gain is None:
-                pulled = back * silu_slope(y)
+                pulled = back * silu_slope(y) if end.silu else back
             else:
-                scale, gained = _scale(y, eps), gain[:].astype(jnp.float32)[None]
+                scale, gained = _scale(y, end.eps), gain[:].astype(jnp.float32)[None]
                 unit = y * scale
-                back = back * silu_slope(unit * gained)
+                back = back * silu_slope(unit * gained) if end.silu else back
                 of_gain, through = back * unit, back * gained
                 pulled = scale * (through - unit * (total(through * unit) / size))
-            triton.store(out.at[here, :], pulled.astype(out.dtype), mask=there)
             found = Sums(None if bias is None else pulled, of_gain)
+            if beside is not None:
+                pulled = pulled + held(beside.at[here, :], there).astype(jnp.float32)
+            triton.store(out.at[here, :], pulled.astype(out.dtype), mask=there)
             return jax.tree.map(jnp.add, so_far, found)
 
         start = jax.tree.map(lambda _: jnp.zeros((some, size), jnp.float32), outs[1])
@@ -101,8 +105,8 @@ def pull_activated(
     part = jax.ShapeDtypeStruct((programs, size), jnp.float32)
     outs = like(x), Sums(*(None if leaf is None else part for leaf in (bias, gain)))
     pulled, sums = launch(
-        pull_activated_kernel, outs, (programs,), x, bias, gain, gradient,
-        tile="pull_activated", interpret=interpret,
+        pull_end_kernel, outs, (programs,), x, bias, gain, gradient, beside,
+        tile="pull_end", interpret=interpret,
     )  # fmt: skip
     of_bias, of_gain = jax.tree.map(lambda each: jnp.sum(each, axis=0).astype(x.dtype), sums)
     return pulled, of_bias, of_gain

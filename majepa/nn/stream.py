@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from .attention import FAR_BELOW, Turn, exact, rotate, turns
+from .attention import FAR_BELOW, Turn, exact, heads_of, rotate, turns
 from .layers import Linear, RMSNorm, product
 from .transformer import Block, DropoutKeys, History, TemporalTransformer, Trace, blocks_of
 
@@ -45,12 +45,12 @@ def layers_of(transformer: TemporalTransformer) -> Layers:
 
 def open_stream(past: History, episode: Int[Array, "B T"]) -> Stream:
     """A stream that goes on after `past`, with room for the records of `episode`."""
-    layers, batch, agents, before, heads, size = past.keys.shape
-    room = jnp.zeros((batch, agents, episode.shape[1], heads, size), past.keys.dtype)
-    turned = rotate(past.keys, turns(jnp.arange(before), size))
+    batch, agents, before, heads, size = past.keys[0].shape
+    room = jnp.zeros((batch, agents, episode.shape[1], heads, size), past.keys[0].dtype)
+    turn = turns(jnp.arange(before), size)
     return Stream(
-        tuple(jnp.concatenate([turned[layer], room], axis=2) for layer in range(layers)),
-        tuple(jnp.concatenate([past.values[layer], room], axis=2) for layer in range(layers)),
+        tuple(jnp.concatenate([rotate(keys, turn), room], axis=2) for keys in past.keys),
+        tuple(jnp.concatenate([values, room], axis=2) for values in past.values),
         jnp.concatenate([past.episode, episode], axis=1),
     )
 
@@ -65,7 +65,8 @@ def advance(
     mask = (episode == episode[:, -1:])[:, None, :, None]
     all_keys, all_values = [], []
     for block, old_keys, old_values in zip(layers.blocks, stream.keys, stream.values, strict=True):
-        query, key, value = block.project(x)
+        x, qkv = block.projected(x)
+        query, key, value = heads_of(qkv, block.heads)
         turn = turns(place[None], query.shape[-1])
         keys = _put(old_keys, rotate(key, turn), place)
         values = _put(old_values, value, place)
@@ -104,15 +105,15 @@ class Steps(NamedTuple):
 
 
 def steps_of(trace: Trace) -> Steps:
-    def by_layer(leaf: Array, time: int) -> tuple[Array, ...]:
-        return tuple(jnp.moveaxis(leaf, time, 1))
+    def time_first(layers: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(jnp.moveaxis(leaf, 2, 0) for leaf in layers)
 
     return Steps(
-        x=by_layer(trace.x, 3),
-        query=by_layer(trace.query, 3),
-        weight=by_layer(jnp.moveaxis(trace.weight, 3, 5), 3),
-        middle=by_layer(trace.middle, 3),
-        wide=by_layer(trace.wide, 3),
+        x=time_first(trace.x),
+        query=time_first(trace.query),
+        weight=time_first(tuple(jnp.moveaxis(leaf, 2, 4) for leaf in trace.weight)),
+        middle=time_first(trace.middle),
+        wide=time_first(trace.wide),
         end=jnp.moveaxis(trace.end, 2, 0),
     )
 

@@ -69,20 +69,20 @@ class Block(eqx.Module):
         self.heads = heads
         self.dropout = dropout
 
-    def projected(self, x: Float[Array, "*b D"]) -> Float[Array, "*b Q"]:
-        """Queries, then keys, then values, of one head after another."""
-        return self.query_key_value(self.norm_attention(x))
-
-    def project(self, x: Float[Array, "*b D"]) -> tuple[Array, Array, Array]:
-        """Queries, keys and values, `[*b, heads, D / heads]` each."""
-        return heads_of(self.projected(x), self.heads)
+    def projected(
+        self, x: Float[Array, "*b D"]
+    ) -> tuple[Float[Array, "*b D"], Float[Array, "*b Q"]]:
+        """x, for what goes on beside attention; and queries, then keys, then values, of one head
+        after another."""
+        x, normed = self.norm_attention.beside(x)
+        return x, self.query_key_value(normed)
 
     def finish(
         self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
     ) -> Float[Array, "*b D"]:
         """The rest of the block, given what attention mixed."""
-        middle = self.attended(x, mixed, keys)
-        wide = product(self.norm_feed(middle), self.widen.weight)
+        middle, normed = self.norm_feed.beside(self.attended(x, mixed, keys))
+        wide = product(normed, self.widen.weight)
         return self.fed(middle, activated(wide, self.widen.bias), keys)
 
     def attended(
@@ -91,9 +91,12 @@ class Block(eqx.Module):
         """Between attention and the feed-forward layer."""
         return x + self._drop(self.out(mixed), keys.attended)
 
-    def widened(self, middle: Float[Array, "*b D"]) -> Float[Array, "*b W"]:
-        """The wide layer, before its SiLU."""
-        return self.widen(self.norm_feed(middle))
+    def widened(
+        self, middle: Float[Array, "*b D"]
+    ) -> tuple[Float[Array, "*b D"], Float[Array, "*b W"]]:
+        """What goes on beside the wide layer, and that layer before its SiLU."""
+        middle, normed = self.norm_feed.beside(middle)
+        return middle, self.widen(normed)
 
     def fed(
         self, middle: Float[Array, "*b D"], active: Float[Array, "*b W"], keys: DropoutKeys
@@ -106,48 +109,49 @@ class Block(eqx.Module):
 
 
 class History(NamedTuple):
-    """What a temporal Transformer remembers: keys and values of all layers."""
+    """What a temporal Transformer remembers: keys and values of each layer."""
 
-    keys: Float[Array, "L B N S H K"]
+    keys: tuple[Float[Array, "B N S H K"], ...]
     """Not rotated yet: a position is a place in the array."""
-    values: Float[Array, "L B N S H K"]
+    values: tuple[Float[Array, "B N S H K"], ...]
     episode: Int[Array, "B S"]
     """Number of the episode a record belongs to; -1 where there is none."""
 
     def last(self, length: int) -> History:
         start = self.episode.shape[1] - length
-        return History(
-            self.keys[:, :, :, start:], self.values[:, :, :, start:], self.episode[:, start:]
-        )
+        return self._of_each(lambda leaf: leaf[:, :, start:], self.episode[:, start:])
 
     def of(self, row: Int[Array, " R"]) -> History:
         """Of some sequences of the batch, in this order."""
-        return History(self.keys[:, row], self.values[:, row], self.episode[row])
+        return self._of_each(lambda leaf: leaf[row], self.episode[row])
+
+    def _of_each(self, part: Callable[[Array], Array], episode: Int[Array, "..."]) -> History:
+        return History(tuple(map(part, self.keys)), tuple(map(part, self.values)), episode)
 
     def ending_at(self, row: Int[Array, " R"], last: Int[Array, " R"], length: int) -> History:
         """For each `(row, last)`, the `length` records up to place `last`, as a batch."""
         place = last[:, None] + jnp.arange(1 - length, 1)[None, :]
         inside = jnp.maximum(place, 0)
 
-        def window(leaf: Float[Array, "L B N S H K"]) -> Float[Array, "L R N W H K"]:
-            return jnp.moveaxis(leaf[:, row[:, None], :, inside], (0, 1, 2), (1, 3, 0))
+        def window(leaf: Float[Array, "B N S H K"]) -> Float[Array, "R N W H K"]:
+            return leaf[row[:, None], :, inside].swapaxes(1, 2)
 
         episode = jnp.where(place < 0, -1, self.episode[row[:, None], inside])
-        return History(window(self.keys), window(self.values), episode)
+        return self._of_each(window, episode)
 
 
 class Trace(NamedTuple):
-    """Activations of a run over `T` records, all layers, with `S` records to look at."""
+    """Activations of a run over `T` records, of each layer, with `S` records to look at."""
 
-    x: Float[Array, "L B N T D"]
+    x: tuple[Float[Array, "B N T D"], ...]
     """What entered each layer."""
-    query: Float[Array, "L B N T H K"]
+    query: tuple[Float[Array, "B N T H K"], ...]
     """Turned to its place; so are the keys."""
-    keys: Float[Array, "L B N S H K"]
-    values: Float[Array, "L B N S H K"]
-    weight: Float[Array, "L B N H T S"]
-    middle: Float[Array, "L B N T D"]
-    wide: Float[Array, "L B N T W"]
+    keys: tuple[Float[Array, "B N S H K"], ...]
+    values: tuple[Float[Array, "B N S H K"], ...]
+    weight: tuple[Float[Array, "B N H T S"], ...]
+    middle: tuple[Float[Array, "B N T D"], ...]
+    wide: tuple[Float[Array, "B N T W"], ...]
     end: Float[Array, "B N T D"]
     """What left the last layer, before the norm."""
 
@@ -192,12 +196,8 @@ class TemporalTransformer(eqx.Module):
         """The memory of agents that have seen nothing."""
         count, heads = numbers_of(self.layers)
         size = self.norm.gain.shape[0] // heads
-        shape = (count, batch, agents, self.window - 1, heads, size)
-        return History(
-            jnp.zeros(shape, dtype),
-            jnp.zeros(shape, dtype),
-            jnp.full((batch, shape[3]), -1, jnp.int32),
-        )
+        nothing = (jnp.zeros((batch, agents, self.window - 1, heads, size), dtype),) * count
+        return History(nothing, nothing, jnp.full((batch, self.window - 1), -1, jnp.int32))
 
     def __call__(
         self,
@@ -218,7 +218,7 @@ class TemporalTransformer(eqx.Module):
     ) -> tuple[Float[Array, "B N T D"], History, Trace]:
         """The same without dropout, and the activations on the way."""
         y, history, (end, layers) = self._run(x, episode, past, None, trace=True)
-        return y, history, Trace._make((*layers, end))
+        return y, history, Trace._make((*zip(*layers, strict=True), end))
 
     def _run(
         self,
@@ -228,19 +228,19 @@ class TemporalTransformer(eqx.Module):
         key: Key[Array, ""] | None,
         *,
         trace: bool,
-    ) -> tuple[Float[Array, "B N T D"], History, tuple[Array, tuple[Array, ...]]]:
+    ) -> tuple[Float[Array, "B N T D"], History, tuple[Array, tuple[tuple[Array, ...], ...]]]:
         """And the end of the last layer, with what is kept of each layer."""
         length = x.shape[2]
         seen = jnp.concatenate([past.episode, episode], axis=1)
         place = jnp.arange(seen.shape[1])
         mask = _may_see(place[-length:], place, self.window)[None]
         mask = mask & (episode[:, :, None] == seen[:, None, :])
-        turn = turns(place, past.keys.shape[-1])
+        turn = turns(place, past.keys[0].shape[-1])
         turn_now = jax.tree.map(lambda leaf: leaf[-length:], turn)
 
         def layer(x: Array, block: Block, given: tuple) -> tuple[Array, tuple]:
             old_keys, old_values, dropout = given
-            qkv = block.projected(x)
+            x, qkv = block.projected(x)
             query, key_, value = heads_of(qkv, block.heads)
             keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
             values = jnp.concatenate([old_values.astype(value.dtype), value], axis=2)
@@ -248,8 +248,7 @@ class TemporalTransformer(eqx.Module):
                 turned, turned_keys = rotate(query, turn_now), rotate(keys, turn)
                 weight = attention_weights(turned, turned_keys, mask[:, None])
                 mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values).reshape(x.shape)
-                middle = block.attended(x, mixed, dropout)
-                wide = block.widened(middle)
+                middle, wide = block.widened(block.attended(x, mixed, dropout))
                 after = block.fed(middle, jax.nn.silu(wide), dropout)
                 return after, (keys, values, (x, turned, turned_keys, values, weight, middle, wide))
             shape = (*x.shape[:2], block.heads, length, seen.shape[1])
@@ -260,9 +259,10 @@ class TemporalTransformer(eqx.Module):
             )  # fmt: skip
             return block.finish(x, mixed, dropout), (keys, values, ())
 
-        given = (past.keys, past.values, _dropout_keys(key, past.keys.shape[0]))
-        end, left = _through(self.layers, layer, x, _by_layer(given, past.keys.shape[0]))
-        keys, values, traced = jax.tree.map(lambda *each: jnp.stack(each), *left)
+        dropout = _dropout_keys(key, len(past.keys))
+        given = list(zip(past.keys, past.values, dropout, strict=True))
+        end, left = _through(self.layers, layer, x, given)
+        keys, values, traced = zip(*left, strict=True)
         return self.norm(end), History(keys, values, seen), (end, traced)
 
     def recall(
@@ -295,7 +295,7 @@ class TemporalTransformer(eqx.Module):
         keys, values = [], []
         for above, block in zip(reversed(range(len(blocks))), blocks, strict=True):
             x = x[:, -taken(above) :]
-            qkv = block.projected(x)
+            x, qkv = block.projected(x)
             _, *new = heads_of(qkv, block.heads)
             for remembered, leaf in zip((keys, values), new, strict=True):
                 remembered.append(_end_of(leaf, last))
@@ -313,23 +313,23 @@ class TemporalTransformer(eqx.Module):
             x = x[:, -wanted:]
             x = block.finish(x, mixed.reshape(x.shape), DropoutKeys())
         episode = episode.reshape(episode.shape[0], -1)
-        history = History(jnp.stack(keys), jnp.stack(values), episode[:, episode.shape[1] - last :])
+        history = History(tuple(keys), tuple(values), episode[:, episode.shape[1] - last :])
         return self.norm(x) if outputs else None, history
 
     def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
         """The trunk, and room for `steps` imagined records after each of `roots` records."""
-        layers, batch, agents, length, heads, size = history.keys.shape
-        keys = rotate(history.keys, turns(jnp.arange(length), size))
-        room = jnp.zeros((batch, agents, heads, roots, steps, size), history.keys.dtype)
+        batch, agents, length, heads, size = history.keys[0].shape
+        turn = turns(jnp.arange(length), size)
+        room = jnp.zeros((batch, agents, heads, roots, steps, size), history.keys[0].dtype)
 
         def laid_out(leaf: Float[Array, "B N S H K"]) -> Float[Array, "B N H P K"]:
             return _even(leaf.swapaxes(2, 3), 3, 0)
 
         limbs = tuple(
-            Limb(laid_out(keys[number]), laid_out(history.values[number]))
-            for number in range(layers)
+            Limb(laid_out(rotate(keys, turn)), laid_out(values))
+            for keys, values in zip(history.keys, history.values, strict=True)
         )
-        return Trunk(limbs, _even(history.episode, 1, -1)), (Twigs(room, room),) * layers
+        return Trunk(limbs, _even(history.episode, 1, -1)), (Twigs(room, room),) * len(limbs)
 
     def branch(
         self,
@@ -354,8 +354,9 @@ class TemporalTransformer(eqx.Module):
 
         def layer(x: Array, block: Block, given: tuple) -> tuple[Array, Twigs]:
             limb, twigs = given
+            x, qkv = block.projected(x)
             mixed, twigs = mix_branches(
-                block.projected(x), limb, twigs, shared, own, turn, step, window=self.window
+                qkv, limb, twigs, shared, own, turn, step, window=self.window
             )
             return block.finish(x, mixed, DropoutKeys()), twigs
 
@@ -395,15 +396,15 @@ class AgentAttention(eqx.Module):
 
         def layer(x: Array, block: Block, dropout: DropoutKeys) -> tuple[Array, None]:
             keep = kept(dropout.weights, block.dropout, (x.shape[0], block.heads, rows, rows))
+            x, qkv = block.projected(x)
             mixed = mix(
-                block.projected(x)[:, None], None, mask,
+                qkv[:, None], None, mask,
                 None if keep is None else keep[:, None],
                 heads=block.heads, rate=block.dropout,
             )  # fmt: skip
             return block.finish(x, mixed[:, 0], dropout), None
 
-        given = _by_layer(_dropout_keys(key, count), count)
-        return _through(self.layers, layer, x, given)[0].reshape(shape)
+        return _through(self.layers, layer, x, _dropout_keys(key, count))[0].reshape(shape)
 
 
 def teams_together(teams: int, agents: int) -> int:
@@ -412,11 +413,12 @@ def teams_together(teams: int, agents: int) -> int:
     return max(number for number in range(1, most + 1) if teams % number == 0)
 
 
-def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> DropoutKeys:
-    """Keys of every layer, layers first; none at all without a key."""
+def _dropout_keys(key: Key[Array, ""] | None, layers: int) -> list[DropoutKeys]:
+    """Those of every layer; none at all without a key."""
     if key is None:
-        return DropoutKeys()
-    return DropoutKeys(*jax.random.split(key, (3, layers)))
+        return [DropoutKeys()] * layers
+    keys = jax.random.split(key, (3, layers))
+    return [DropoutKeys(*keys[:, number]) for number in range(layers)]
 
 
 def _stack(layers: int, width: int, heads: int, dropout: float, key: Key[Array, ""]) -> Block:
@@ -473,13 +475,6 @@ def _through(
         x, leaves = layer(x, block, own)
         left.append(leaves)
     return x, left
-
-
-def _by_layer(stacked: Any, layers: int) -> list[Any]:
-    """What is stacked on the first axis of every leaf, layer by layer."""
-    return [
-        jax.tree.map(lambda leaf, number=number: leaf[number], stacked) for number in range(layers)
-    ]
 
 
 def _even(x: Array, axis: int, value: int) -> Array:

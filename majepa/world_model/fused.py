@@ -121,7 +121,7 @@ def sample_latents(
     seen, a_before, z_before = (by_row(leaf) for leaf in (seen, tokens.a_before, tokens.z_before))
     is_first = of_agents(tokens.is_first.astype(jnp.int32))
     episode = of_agents(jnp.concatenate([past.episode, tokens.episode], axis=1))
-    turn = turns(jnp.arange(episode.shape[1]), past.keys.shape[-1])
+    turn = turns(jnp.arange(episode.shape[1]), past.keys[0].shape[-1])
     turn = jax.tree.map(lambda leaf: leaf[:, 0], turn)
     streams = _open(past, length)
 
@@ -167,13 +167,15 @@ def sample_latents(
 
 def _open(past: History, length: int) -> tuple[Float[Array, "3 R S D"], ...]:
     """Queries, keys and values of each layer, as in `Stream`; no query of the past is known."""
-    layers, batch, agents, before, heads, size = past.keys.shape
-    keys = rotate(past.keys, turns(jnp.arange(before), size))
-    both = jnp.stack([jnp.zeros_like(keys), keys, past.values], axis=1)
-    both = both.reshape(layers, 3, batch * agents, before, heads * size)
-    more = (0, -batch * agents % ROWS)
-    both = jnp.pad(both, [(0, 0), (0, 0), more, (0, length), (0, 0)])
-    return tuple(both)
+    batch, agents, before, heads, size = past.keys[0].shape
+    turn, more = turns(jnp.arange(before), size), (0, -batch * agents % ROWS)
+
+    def opened(keys: Float[Array, "B N S H K"], values: Float[Array, "B N S H K"]) -> Array:
+        known = jnp.stack([jnp.zeros_like(keys), rotate(keys, turn), values])
+        known = known.reshape(3, batch * agents, before, heads * size)
+        return jnp.pad(known, [(0, 0), more, (0, length), (0, 0)])
+
+    return tuple(map(opened, past.keys, past.values))
 
 
 def _token(
@@ -349,7 +351,7 @@ def back_through(
     head = _known_head(posterior, passed, known, by_row)
     token, logits, end = (by_row(leaf) for leaf in (passed.token, passed.logits, trace.end))
     first = by_row(jnp.broadcast_to(is_first[:, None].astype(jnp.int32), (batch, agents, length)))
-    turn = turns(jnp.arange(trace.keys.shape[3]), width // trace.keys.shape[4])
+    turn = turns(jnp.arange(trace.keys[0].shape[2]), width // trace.keys[0].shape[3])
     turn = jax.tree.map(lambda leaf: leaf[:, 0], turn)
     attended = [
         Attended(flat(query), flat(keys), flat(values), by_row(weight))

@@ -207,7 +207,8 @@ def _find_states(
         )
         return after, state
 
-    last, others = jax.lax.scan(step, begin, (a, noise))
+    # Written out: a loop would copy all that is remembered, in every turn.
+    last, others = jax.lax.scan(step, begin, (a, noise), unroll=True)
     return jax.tree.map(lambda some, one: jnp.append(some, one[None], axis=0), others, last)
 
 
@@ -260,8 +261,7 @@ def _by_chunk(x: Shaped[Array, "H R *f"], size: int) -> Shaped[Array, "Q C *f"]:
 
 def _at_chunks(history: History, size: int) -> History:
     """Of the histories of all steps, on a first axis, those of the chunks, as more rollouts."""
-    keys, values = (_merge(leaf[::size].swapaxes(0, 1), 1) for leaf in history[:2])
-    return History(keys, values, _merge(history.episode[::size], 0))
+    return jax.tree.map(lambda leaf: _merge(leaf[::size], 0), history)
 
 
 def _merge(x: Shaped[Array, "..."], axis: int) -> Shaped[Array, "..."]:

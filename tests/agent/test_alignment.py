@@ -131,7 +131,7 @@ def test_transitions_arrive_at_the_next_record():
     record = learning()
     e = record.observation
     blank = jnp.zeros((*record.alive.shape, 1, 1))
-    nothing = History(blank, blank, record.is_first)
+    nothing = History((blank,), (blank,), record.is_first)
     states = States(e, blank[..., 0], blank, blank, record.latent, nothing)
     target = arrivals(states, 100 + e, record)
     time = found().time[:, CONTEXT:]

@@ -9,26 +9,36 @@ import pytest
 from lowering import lower_for_gpus
 
 from majepa.nn import layers, norm_kernels
-from majepa.nn.layers import MLP, RMSNorm, cast
+from majepa.nn.layers import MLP, End, RMSNorm, cast
 
 ERROR = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}
 """Of numbers of size one; two of the shorter type are 1/256 apart."""
 EPS = 1e-4
 
+BOTH = End(EPS, silu=True)
+"""A norm and a SiLU."""
+
 cases = pytest.mark.parametrize(
-    ("rows", "size", "biased", "gained"),
-    [(37, 128, True, True), (64, 256, False, True), (9, 1024, True, False)],
+    ("end", "rows", "size", "biased", "gained"),
+    [
+        (BOTH, 37, 128, True, True),
+        (BOTH, 64, 256, False, True),
+        (End(silu=True), 9, 1024, True, False),
+        (End(EPS), 37, 256, False, True),
+        (End(EPS, beside=True), 21, 256, False, True),
+    ],
 )
 types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 
 
 def given(rows, size, biased, gained, dtype):
     rng = np.random.default_rng(0)
-    x, gradient = (rng.normal(size=(rows, size)) for _ in range(2))
+    x, gradient, beside = (rng.normal(size=(rows, size)) for _ in range(3))
     bias = rng.normal(size=size) if biased else None
     gain = 1 + 0.3 * rng.normal(size=size) if gained else None
     return tuple(
-        None if leaf is None else jnp.asarray(leaf, dtype) for leaf in (x, bias, gain, gradient)
+        None if leaf is None else jnp.asarray(leaf, dtype)
+        for leaf in (x, bias, gain, gradient, beside)
     )
 
 
@@ -40,23 +50,25 @@ def close(one, other, dtype):
 
 @types
 @cases
-def test_values(rows, size, biased, gained, dtype):
-    x, bias, gain, _ = given(rows, size, biased, gained, dtype)
-    found = norm_kernels.activated(x, bias, gain, eps=EPS, interpret=True)
-    close(found, layers._plain_activated(EPS, x, bias, gain), dtype)
+def test_values(end, rows, size, biased, gained, dtype):
+    x, bias, gain, *_ = given(rows, size, biased, gained, dtype)
+    found = norm_kernels.ended(end, x, bias, gain, interpret=True)
+    close(found, layers._plain_end(end._replace(beside=False), x, bias, gain), dtype)
 
 
 @types
 @cases
 @pytest.mark.parametrize("programs", [3, 528])
-def test_gradients(monkeypatch, rows, size, biased, gained, dtype, programs):
+def test_gradients(monkeypatch, end, rows, size, biased, gained, dtype, programs):
     """Whether a program has one block of rows or several, of which the last may be empty."""
     monkeypatch.setattr(norm_kernels, "PROGRAMS", programs)
-    *inputs, gradient = given(rows, size, biased, gained, dtype)
-    found = norm_kernels.pull_activated(*inputs, gradient, eps=EPS, interpret=True)
+    *inputs, gradient, beside = given(rows, size, biased, gained, dtype)
+    beside = beside if end.beside else None
+    found = norm_kernels.pull_ended(end, *inputs, gradient, beside, interpret=True)
     exact = [None if leaf is None else leaf.astype(jnp.float32) for leaf in inputs]
-    plain = functools.partial(layers._plain_activated, EPS)
-    expected = jax.vjp(plain, *exact)[1](gradient.astype(jnp.float32))
+    gradients = gradient.astype(jnp.float32)
+    gradients = (beside.astype(jnp.float32), gradients) if end.beside else gradients
+    expected = jax.vjp(functools.partial(layers._plain_end, end), *exact)[1](gradients)
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
@@ -68,9 +80,22 @@ def test_what_is_not_there_takes_no_part():
     """Rows beyond the last are neither read nor written, nor do they count in sums."""
     inputs = given(6, 128, True, True, jnp.float32)
     more = [jnp.pad(leaf, ((0, 58), (0, 0))) if leaf.ndim > 1 else leaf for leaf in inputs]
-    pull = functools.partial(norm_kernels.pull_activated, eps=EPS, interpret=True)
+    pull = functools.partial(norm_kernels.pull_ended, BOTH, interpret=True)
     for one, other in zip(pull(*inputs), pull(*more), strict=True):
         np.testing.assert_allclose(one, other[:6] if one.ndim > 1 else other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_residual_branch_and_a_norm_give_back_the_sum_of_their_gradients():
+    """By the rule that platforms choose kernels with, and without it."""
+    norm = cast(RMSNorm(256), jnp.bfloat16)
+    rng = np.random.default_rng(1)
+    x, one, other = (jnp.asarray(rng.normal(size=(1024, 256)), jnp.bfloat16) for _ in range(3))
+    (same, normed), pull_back = jax.vjp(norm.beside, x)
+    np.testing.assert_array_equal(same, x)
+    np.testing.assert_array_equal(normed, norm(x))
+    (found,) = pull_back((one, other))
+    alone = jax.vjp(norm, x)[1](other)[0]
+    close(found, one.astype(jnp.float32) + alone.astype(jnp.float32), jnp.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +112,12 @@ def test_gpus_take_kernels_for_what_suits_them(rows, size, dtype, kernels):
     norm = cast(RMSNorm(size), dtype)
     shapes = norm, jax.ShapeDtypeStruct((rows, size), dtype)
 
-    def loss(norm, x):
-        return jnp.sum(norm.activated(x).astype(jnp.float32))
+    def loss(make, norm, x):
+        return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(make(norm, x)))
 
-    lowered = lower_for_gpus(jax.grad(loss), *shapes)
-    assert ("triton" in lowered) is kernels
+    for make in (RMSNorm.activated, RMSNorm.__call__, RMSNorm.beside):
+        lowered = lower_for_gpus(jax.grad(functools.partial(loss, make)), *shapes)
+        assert ("triton" in lowered) is kernels
 
 
 @pytest.mark.parametrize("runs", [0, 3])

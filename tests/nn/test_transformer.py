@@ -204,9 +204,8 @@ class TestCache:
         whole, history = jax.device_get(at_once(model, x, episode, empty(LOCAL)))
         assert history.episode.shape[1] == LENGTH + LOCAL.window - 1
         end = LOCAL.window - 1 + 12
-        past = History(
-            history.keys[:, :, :, :end], history.values[:, :, :, :end], history.episode[:, :end]
-        )
+        keys, values = (tuple(leaf[:, :, :end] for leaf in leaves) for leaves in history[:2])
+        past = History(keys, values, history.episode[:, :end])
         rest, again = at_once(model, x[:, :, 12:], episode[:, 12:], past)
         close(rest, whole[:, :, 12:])
         jax.tree.map(close, again, history)
@@ -216,7 +215,8 @@ class TestCache:
         model, x = temporal(kind), records()
         past = empty(kind)
         junk = past._replace(
-            keys=normals(*past.keys.shape, scale=30.0), values=normals(*past.values.shape, seed=1)
+            keys=tuple(normals(*leaf.shape, scale=30.0) for leaf in past.keys),
+            values=tuple(normals(*leaf.shape, seed=1) for leaf in past.values),
         )
         for episode in RESETS[:2]:
             same = [at_once(model, x, episode, one)[0] for one in (past, junk)]
@@ -233,10 +233,11 @@ class TestCache:
         for index, (r, end) in enumerate(zip(row, last, strict=True)):
             begin = max(end - length + 1, 0)
             found = end + 1 - begin
-            for leaf, whole in zip(cut[:2], history[:2], strict=True):
-                assert leaf.shape == (2, 4, AGENTS, length, HEADS, WIDTH // HEADS)
+            both = [(*one.keys, *one.values) for one in (cut, history)]
+            for leaf, whole in zip(*both, strict=True):
+                assert leaf.shape == (4, AGENTS, length, HEADS, WIDTH // HEADS)
                 np.testing.assert_array_equal(
-                    leaf[:, index, :, length - found :], whole[:, r, :, begin : end + 1]
+                    leaf[index, :, length - found :], whole[r, :, begin : end + 1]
                 )
             episode = np.full(length, -1)
             episode[length - found :] = history.episode[r, begin : end + 1]
@@ -283,10 +284,10 @@ class TestRecall:
         x[:, :, : self.LENGTH - read - read % 2] = np.nan
         x, episode = self.chunks(x, 2, 2), np.ones((BATCH, 12, 2), np.int32)
         _, history = recalled(model, x, episode, last, outputs=False)
-        assert all(np.all(np.isfinite(leaf)) for leaf in history)
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(history))
         x[:, 12 - (read + 1) // 2] = np.nan
         _, history = recalled(model, x, episode, last, outputs=False)
-        assert not np.all(np.isfinite(history.keys))
+        assert not all(np.all(np.isfinite(leaf)) for leaf in history.keys)
 
 
 class TestInfluence:
@@ -348,12 +349,13 @@ class TestInfluence:
             return jax.jacrev(early_and_late, (0, 1, 2))(x, past.keys, past.values)
 
         of_early, of_late = jax.device_get(gradients(x, empty(JOINT)))
-        for gradient in (*of_early, *of_late):
+        for gradient in jax.tree.leaves((of_early, of_late)):
             assert np.isfinite(gradient).all()
         assert not np.any(of_late[0][:, :, :12]) and np.any(of_late[0][:, :, 12:], axis=-1).all()
         assert not np.any(of_early[0][:, :, 14:]) and np.any(of_early[0][:, :, :14], axis=-1).all()
         # Nothing was there before the first record.
-        assert not any(np.any(gradient) for gradient in (*of_early[1:], *of_late[1:]))
+        of_past = jax.tree.leaves((of_early[1:], of_late[1:]))
+        assert not any(np.any(gradient) for gradient in of_past)
 
 
 class TestBranches:
@@ -595,6 +597,7 @@ def test_half_precision_stays_half_and_near():
     x = jnp.asarray(records(), jnp.bfloat16)
     exact, _ = at_once(model, records(), RESETS[1], empty(LOCAL))
     out, history = at_once(half, x, RESETS[1], past)
-    assert {out.dtype, history.keys.dtype, history.values.dtype} == {jnp.dtype(jnp.bfloat16)}
+    held = jax.tree.leaves((out, history.keys, history.values))
+    assert {leaf.dtype for leaf in held} == {jnp.dtype(jnp.bfloat16)}
     error = np.asarray(out, np.float32) - np.asarray(exact)
     assert 0 < np.linalg.norm(error) < 0.03 * np.linalg.norm(exact)

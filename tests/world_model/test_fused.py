@@ -34,8 +34,7 @@ def given_to(config: LocalConfig, batch: int, agents: int, length: int, seed: in
     heads, before = config.heads, config.window - 1
     shape = (config.layers, batch, agents, before, heads, config.width // heads)
     past = History(
-        jnp.asarray(rng.normal(size=shape), jnp.float32),
-        jnp.asarray(rng.normal(size=shape), jnp.float32),
+        *(tuple(jnp.asarray(rng.normal(size=shape), jnp.float32)) for _ in range(2)),
         jnp.asarray(np.where(np.arange(before) < before // 3, -1, np.zeros((batch, 1))), jnp.int32),
     )
     latent = rng.integers(config.classes, size=(batch, length, agents, config.latents))
