@@ -8,9 +8,10 @@ The folder must hold a checkpoint with its replay: of a run that goes on, or was
 Prints one JSON line per measurement:
 
 - `call`: mean over many calls in a row, of one seed or several in one program; `tracks` counts the
-  lengths of the tracks that latents of behaviour views are drawn on, as the run's own episodes have
-  it. With `--plain` also of the learner without savings that the tests keep;
-- `context`: what depends on how much of a view is needed: drawing latents on tracks of each length,
+  shapes of the tracks (how many by how long) that latents of behaviour views are drawn on, as the
+  run's own episodes have it. With `--plain` also of the learner without savings that the tests
+  keep;
+- `context`: what depends on how much of a view is needed: drawing latents on tracks of each shape,
   rebuilding contexts and finding roots for each number of records before the learning ones;
 - `phase`: each part of a call by itself, beside the floating-point operations and the bytes of its
   matrix products, counted in the traced program.
@@ -36,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from majepa.agent import Learner, Majepa
-from majepa.call_by_call import lengths_apart, lengths_of_tracks
+from majepa.call_by_call import shapes_for
 from majepa.checkpoint import read_omitted
 from majepa.compilation import COMPILER_OPTIONS, keep_programs
 from majepa.config import MajepaConfig, preset
@@ -53,8 +54,9 @@ from majepa.training import load_run, make_algorithm
 from majepa.world_model import unroll
 from majepa.world_model.condense import Basis, condense_joint, condense_local
 from majepa.world_model.losses import model_loss
-from majepa.world_model.strands import Tracks, lay_out, lengthened
+from majepa.world_model.strands import lay_out, lay_out_runs
 from majepa.world_model.tokens import tokens_of
+from majepa.world_model.track_shapes import cost_of
 
 LEAST = 20_000
 """Transitions that a run must have to be taken for a real one."""
@@ -179,7 +181,7 @@ def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
     learner, *_ = updater.learn(learner, *given(3, 0))
     jax.block_until_ready(learner)
     starting = time.perf_counter() - started
-    # The same views once before: whatever lengths they need is compiled.
+    # The same views once before: whatever tracks they need is compiled.
     learner, *_ = updater.learn(learner, *given(calls, 1))
     jax.block_until_ready(learner)
     started = time.perf_counter()
@@ -192,7 +194,7 @@ def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
         "calls": calls,
         "ms": round(1e3 * spent / calls, 2),
         "first_three_s": round(starting, 1),
-        "tracks": lengths(subject, seeds, 100),
+        "tracks": shapes(subject, seeds, 100),
     }
 
 
@@ -212,19 +214,24 @@ def measure_plain(subject: Subject, calls: int) -> dict[str, Any]:
             "plain": True}  # fmt: skip
 
 
-def lengths(subject: Subject, seeds: int, views: int) -> dict[int, int]:
-    """How often latents are drawn on tracks of each length: the longest that any seed needs."""
+def shapes(subject: Subject, seeds: int, views: int) -> dict[str, int]:
+    """How often latents are drawn on tracks of each shape, the one that suits all seeds."""
     config, replay = subject.algorithm.config, subject.learner.replay
+    allowed = shapes_for(subject.algorithm, seeds)
 
     @jax.jit
-    def drawn(key: jax.Array) -> Sequence:
-        return sample(replay, config.replay, config.context, key)
+    def starts(keys: jax.Array) -> jax.Array:
+        def one(key: jax.Array) -> jax.Array:
+            return sample(replay, config.replay, config.context, key).record.is_first
+
+        return jax.vmap(one)(keys)
 
     keys = jax.random.split(jax.random.key(2), (views, seeds))
     found = Counter(
-        max(tracks_of(subject, drawn(key)).length for key in together) for together in keys
+        lay_out_runs(np.asarray(starts(together)), config.context, allowed).shape
+        for together in keys
     )
-    return dict(sorted(found.items()))
+    return {f"{tracks}x{length}": often for (tracks, length), often in sorted(found.items())}
 
 
 def draw_view(subject: Subject, begin: int | None = None) -> Sequence:
@@ -239,26 +246,24 @@ def draw_view(subject: Subject, begin: int | None = None) -> Sequence:
     return view._replace(record=view.record._replace(is_first=is_first))
 
 
-def tracks_of(subject: Subject, view: Sequence) -> Tracks:
-    config = subject.algorithm.config
-    apart = lengths_apart(config.context, config.replay.learning)
-    return lay_out(np.asarray(view.record.is_first), config.context, apart)
-
-
 def measure_contexts(subject: Subject, repeats: int) -> Iterator[dict[str, Any]]:
     algorithm, learner = subject.algorithm, subject.learner
     config, key = algorithm.config, jax.random.key(5)
-    learning, records = config.replay.learning, config.context + config.replay.learning
     local, joint = learner.params.local, learner.params.joint
     program = jax.jit(algorithm.draw_latents, compiler_options=COMPILER_OPTIONS)
-    apart = lengths_apart(config.context, learning)
-    for length in lengths_of_tracks(config.context, learning, apart):
-        # Whose needed records find room on such tracks as they lie.
-        view = draw_view(subject, max(records - length, 0))
-        tracks = lengthened(tracks_of(subject, view), length, records)
+    view = draw_view(subject)
+    # Of records that are all starts few are needed, and find room on tracks of any shape.
+    starts = np.ones(view.record.is_first.shape, bool)
+    for shape in sorted(shapes_for(algorithm, 1)):
+        tracks = lay_out(starts, config.context, [shape])
         of_latents = (local, view, key, jax.device_put(tracks))
-        latents_ms = clock(program, of_latents, repeats)
-        yield {"what": "context", "track": length, "latents_ms": latents_ms}
+        yield {
+            "what": "context",
+            "tracks": shape.tracks,
+            "track": shape.length,
+            "expected_ms": round(cost_of(shape, algorithm.spec.num_agents) / 1e3, 2),
+            "latents_ms": clock(program, of_latents, repeats),
+        }
     latent = program(*of_latents)
     for begin in unroll.beginnings(config.context, config.local.window, config.joint.window):
         view = draw_view(subject, begin)

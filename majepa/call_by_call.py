@@ -42,13 +42,9 @@ from .compilation import COMPILER_OPTIONS
 from .flat import Flat, Scalars, flattened, restored
 from .packing import packed
 from .replay import Replay, Sequence
-from .world_model.recurrence import chunk_size
-from .world_model.strands import Tracks, begins_of, lay_out, lay_out_runs
+from .world_model.strands import Tracks, TrackShape, begins_of, lay_out, lay_out_runs
+from .world_model.track_shapes import shapes_of_tracks
 from .world_model.unroll import Past, Roots, beginnings
-
-MOST_LENGTHS = 16
-"""Lengths of the tracks that latents of a view may be drawn on, each with a program of its own. On
-longer ones than needed it takes longer, and gives the same."""
 
 
 class Drawn(NamedTuple):
@@ -124,7 +120,7 @@ class CallByCall:
         self._each: Callable[[Callable], Callable] = packed if together else lambda one: one
         self._lay_out = lay_out_runs if together else lay_out
         config = algorithm.config
-        self._apart = lengths_apart(config.context, config.replay.learning)
+        self._shapes = functools.cache(functools.partial(shapes_for, algorithm))
         windows = config.local.window, config.joint.window
         self._beginnings = beginnings(config.context, *windows)
         learning = {"donate_argnums": 0, "compiler_options": COMPILER_OPTIONS}
@@ -199,12 +195,11 @@ class CallByCall:
                 yield Program(self._store.lower(learner.replay, views, fresh), learner.replay)
 
     def _shapes_of_tracks(self, view: Sequence) -> Iterator[Tracks]:
-        """Longest first, as the host gives them: bound to no device."""
-        config = self._algorithm.config
-        lengths = lengths_of_tracks(config.context, config.replay.learning, self._apart)
-        for length in reversed(lengths):
-            shape = jax.ShapeDtypeStruct((*view.record.is_first.shape[:-1], length), jnp.int32)
-            yield Tracks(shape, shape)  # pyright: ignore
+        """Those that take longest first, as the host gives them: bound to no device."""
+        runs = view.record.is_first.shape[:-2]
+        for shape in reversed(self._shapes(math.prod(runs))):
+            leaf = jax.ShapeDtypeStruct((*runs, *shape), jnp.int32)
+            yield Tracks(leaf, leaf)  # pyright: ignore
 
     def _shapes_on_device(self, shapes: Any) -> Any:
         return shapes if self.host is None else shapes_on(self.device, shapes)
@@ -301,7 +296,8 @@ class CallByCall:
     ) -> tuple[Learner, Told]:
         view, world = (given.views.behaviour, given.key_behaviour), _world(learner)
         # The device is busy with the first half meanwhile.
-        tracks = self._lay_out(starts.behaviour, self._algorithm.config.context, self._apart)
+        shapes = self._shapes(math.prod(starts.behaviour.shape[:-2]))
+        tracks = self._lay_out(starts.behaviour, self._algorithm.config.context, shapes)
         latent = self._latents(world[0], *view, tracks)
         roots = self._roots(self._begin_of(starts.behaviour))(*world, view[0], latent)
         own, nonfinite, told = self._behaviour(_own(learner), world, between, *view, roots)
@@ -417,20 +413,11 @@ def _mean(said: list[Said]) -> Scalars:
         return Scalars(said[0].metrics.names, values / np.expand_dims(places, -1))
 
 
-def lengths_apart(context: int, learning: int) -> int:
-    """What lengths of tracks are multiples of: whole chunks, so large that there are few."""
-    apart = chunk = chunk_size(context + learning)
-    while len(lengths_of_tracks(context, learning, apart)) > MOST_LENGTHS:
-        apart += chunk
-    return apart
-
-
-def lengths_of_tracks(context: int, learning: int, apart: int) -> range:
-    """All that `lay_out` may find: learning records are always needed, at most all records are."""
-    shortest, longest = (
-        apart * math.ceil(records / apart) for records in (learning, context + learning)
-    )
-    return range(shortest, longest + 1, apart)
+def shapes_for(algorithm: Majepa, runs: int) -> list[TrackShape]:
+    """What tracks of the behaviour views of so many runs in one program may have, best first."""
+    config = algorithm.config
+    sizes = (config.replay.batch, config.context, config.replay.learning)
+    return shapes_of_tracks(*sizes, rows=runs * algorithm.spec.num_agents)
 
 
 # Parts of a learner, as named tuples with nothing in the place of the rest.

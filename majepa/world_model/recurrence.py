@@ -132,14 +132,14 @@ def noise_of(
     first: Int[Array, ""],
     size: int,
     shape: tuple[int, int, int],
-) -> Float[Array, "L B N S K"]:
+) -> Float[Array, "L C N S K"]:
     """Of `size` places of every track, time first: each record has a key of its own."""
 
     def one(sequence: Int[Array, ""], time: Int[Array, ""]) -> Float[Array, "N S K"]:
         own = jax.random.fold_in(jax.random.fold_in(key, time), sequence)
         return jax.random.gumbel(own, shape)
 
-    def places(leaf: Int[Array, "B T"]) -> Int[Array, "L B"]:
+    def places(leaf: Int[Array, "C T"]) -> Int[Array, "L C"]:
         return jax.lax.dynamic_slice_in_dim(leaf, first, size, axis=1).T
 
     return jax.vmap(jax.vmap(one))(*jax.tree.map(places, tracks))

@@ -175,11 +175,11 @@ def draw_on_tracks(
     """What `draw_latents` draws for the records on the tracks; zero for all others."""
     record, dynamics, posterior = sequence.record, local.dynamics, local.posterior
     batch, length, agents = record.alive.shape
-    nothing = dynamics.transformer.empty(batch, agents, dynamics.token.weight.dtype)
+    nothing = dynamics.transformer.empty(tracks.shape.tracks, agents, dynamics.token.weight.dtype)
     seen = posterior.seen(local.encoder(tracks.take(record.observation)))
     stored = tracks.take_tokens(tokens_of(sequence, record.latent))
     latent = sample_latents(dynamics, posterior, seen, stored, nothing, key, tracks=tracks)
-    return tracks.put_back(latent, length)
+    return tracks.put_back(latent, batch, length)
 
 
 def roots_of(

@@ -28,8 +28,8 @@ from majepa.run import Result
 from majepa.run_folder import CHECKPOINT, read_config
 from majepa.training import run_shapes, train, train_together
 from majepa.world_model import unroll
-from majepa.world_model.recurrence import chunk_size
-from majepa.world_model.strands import Tracks, lay_out
+from majepa.world_model.strands import Tracks, TrackShape, lay_out, lay_out_runs
+from majepa.world_model.track_shapes import cost_of, shapes_of_tracks
 from majepa.world_model.unroll import first_needed
 
 (DEVICE, *_) = jax.devices()
@@ -144,29 +144,39 @@ def noting_tracks(updater: call_by_call.CallByCall, then) -> None:
     updater._latents = note
 
 
-def test_latents_are_drawn_on_the_tracks_that_a_view_needs():
-    """They are laid out for the view of that very call, and their length chooses the program."""
+def shapes_of(algorithm: Majepa, apart: int, counts: tuple[int, ...]) -> list[TrackShape]:
+    """More than sequences of one or two chunks have, cheapest first."""
+    longest = algorithm.config.context + algorithm.config.replay.learning
+    lengths = range(apart, longest + apart, apart)
+    shapes = [TrackShape(count, length) for count in counts for length in lengths]
+    return sorted(shapes, key=lambda shape: cost_of(shape, algorithm.spec.num_agents))
+
+
+@pytest.mark.parametrize("counts", [(1,), (1, 2)])
+def test_latents_are_drawn_on_the_tracks_that_a_view_needs(counts):
+    """They are laid out for the view of that very call, and their shape chooses the program."""
     algorithm = marking()
     traced = []
 
     class Noting(type(algorithm)):
         def draw_latents(self, local, view, key, tracks):
-            traced.append(tracks.length)
+            traced.append(tracks.shape)
             return super().draw_latents(local, view, key, tracks)
 
     noting = Noting(algorithm.config, algorithm.spec, steps=algorithm.steps)
     updater, context = noting.updater(), noting.config.context
-    # Sequences of this size are one chunk.
-    updater._apart = size = 2
+    shapes = shapes_of(noting, size := 2, counts)
+    updater._shapes = lambda runs: shapes
     chosen = []
 
     def check(view, tracks):
-        expected = lay_out(np.asarray(view.record.is_first), context, size)
+        expected = lay_out(np.asarray(view.record.is_first), context, shapes)
         assert_same(tracks, expected)
         # Of one sequence alone, as this algorithm has it: from its own beginning on.
         needed = context + noting.config.replay.learning - int(first_needed(view.record, context))
-        assert tracks.length - size < needed <= tracks.length
-        chosen.append(tracks.length)
+        count, length = tracks.shape
+        assert needed <= count * length and (count > 1 or length - size < needed)
+        chosen.append(tracks.shape)
 
     noting_tracks(updater, check)
     learner = flattened(blank(noting))
@@ -174,41 +184,36 @@ def test_latents_are_drawn_on_the_tracks_that_a_view_needs():
         learner, _ = updater(learner, batch_of(row), jax.random.key(row))
     assert len(chosen) == int(learner.calls) - noting.config.collect.model_only_calls
     assert len(set(chosen)) > 1 and sorted(traced) == sorted(set(chosen))
+    assert max(shape.tracks for shape in chosen) == max(counts)
 
 
 @pytest.mark.slow
-def test_packed_runs_have_tracks_of_one_length():
+def test_packed_runs_have_tracks_of_one_shape():
     algorithm = Marking(marking().config, marking().spec, steps=marking().steps)
     updater, context = algorithm.updater(together=True), algorithm.config.context
-    updater._apart = 2
-    differed = []
+    shapes, asked, differed = shapes_of(algorithm, 2, (1, 2)), set(), []
+    updater._shapes = lambda runs: asked.add(runs) or shapes
 
     def check(view, tracks):
         is_first = np.asarray(view.record.is_first)
-        alone = [lay_out(one, context, 2).length for one in is_first]
-        assert tracks.time.shape == (*is_first.shape[:-1], max(alone))
-        differed.append(len(set(alone)) > 1)
+        assert_same(tracks, lay_out_runs(is_first, context, shapes))
+        alone = {lay_out(one, context, shapes).shape for one in is_first}
+        assert tracks.time.shape == (2, *tracks.shape)
+        differed.append(len(alone) > 1)
 
     noting_tracks(updater, check)
     learner = flattened(jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), blank(algorithm)))
     for row in range(24):
         data = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), batch_of(row))
         learner, _ = updater(learner, data, jax.random.split(jax.random.key(row)))
-    assert any(differed)
+    assert any(differed) and asked == {2}
 
 
-@pytest.mark.parametrize(
-    ("context", "learning", "apart"), [(192, 64, 16), (192, 59, 13), (32, 24, 14), (12, 10, 11)]
-)
-def test_tracks_have_few_lengths(context, learning, apart):
-    assert call_by_call.lengths_apart(context, learning) == apart
-    lengths = call_by_call.lengths_of_tracks(context, learning, apart)
-    assert apart % chunk_size(context + learning) == 0
-    assert len(lengths) <= call_by_call.MOST_LENGTHS
-    rng = np.random.default_rng(0)
-    for often in (0, 0.01, 0.03, 0.1, 1):
-        is_first = rng.random((4, context + learning)) < often
-        assert lay_out(is_first, context, apart).length in lengths
+@pytest.mark.parametrize("runs", [1, 3])
+def test_shapes_are_those_for_the_agents_of_all_runs(runs):
+    sizes = (ALGO.replay.batch, ALGO.context, ALGO.replay.learning)
+    expected = shapes_of_tracks(*sizes, rows=runs * ENV.spec.num_agents)
+    assert call_by_call.shapes_for(ALGORITHM, runs) == expected
 
 
 @pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -260,10 +265,9 @@ def test_contexts_and_roots_are_those_of_what_a_view_needs(monkeypatch, runs):
 
 
 @pytest.mark.parametrize(("together", "host"), [(False, None), (False, DEVICE), (True, None)])
-def test_programs_are_traced_for_every_length(together, host):
+def test_programs_are_traced_for_every_shape(together, host):
     algorithm = Marking(marking().config, marking().spec, steps=marking().steps)
     updater = algorithm.updater(together=together, host=host)
-    updater._apart = 4
     learner = blank(algorithm)
     data, key = batch_of(0), jax.random.key(0)
     if together:
@@ -273,10 +277,10 @@ def test_programs_are_traced_for_every_length(together, host):
     # Arguments of those that draw latents end with the tracks.
     last = [program.lowered.in_avals[0][-1] for program in programs]
     tracks = [one for one in last if isinstance(one, Tracks)]
-    config = algorithm.config
-    expected = call_by_call.lengths_of_tracks(config.context, config.replay.learning, 4)
-    lead = (2, config.replay.batch) if together else (config.replay.batch,)
-    assert [one.time.shape for one in tracks] == [(*lead, length) for length in expected[::-1]]
+    runs = (2,) if together else ()
+    expected = call_by_call.shapes_for(algorithm, 2 if together else 1)
+    assert len({shape.tracks for shape in expected}) > 1
+    assert [one.time.shape for one in tracks] == [(*runs, *shape) for shape in expected[::-1]]
 
 
 def test_nothing_small_is_run_between_the_halves_of_a_call(times_compiled):
@@ -308,14 +312,16 @@ LONGER = dataclasses.replace(
 
 @pytest.mark.slow
 def test_what_is_learned_in_several_programs_is_what_is_learned_in_one(monkeypatch):
-    """Of real learning, with latents on tracks of more than one length, and views of which more or
+    """Of real learning, with latents on tracks of more than one shape, and views of which more or
     less is needed."""
     monkeypatch.setattr(unroll, "SHORTEST_CHUNK", 1)
     algorithm = Majepa(LONGER, ENV.spec, steps=400)
     updater = algorithm.updater()
-    updater._apart = 4
+    batch = LONGER.replay.batch
+    shapes = shapes_of(algorithm, 4, (batch, batch + 2, 2 * batch))
+    updater._shapes = lambda runs: shapes
     chosen, begun = set(), {"_recall": set(), "_roots": set()}
-    noting_tracks(updater, lambda view, tracks: chosen.add(tracks.length))
+    noting_tracks(updater, lambda view, tracks: chosen.add(tracks.shape))
     for name, noted in begun.items():
         program = getattr(updater, name)
         monkeypatch.setattr(
@@ -332,7 +338,7 @@ def test_what_is_learned_in_several_programs_is_what_is_learned_in_one(monkeypat
         in_one, metrics = update(in_one, gathered.data, key)
         # A copy: what is donated is the other's own.
         in_parts, told = updater(in_parts, gathered.data, key)
-    assert int(in_one.calls) > 5 and len(chosen) > 1
+    assert int(in_one.calls) > 5 and len({shape.tracks for shape in chosen}) > 1
     assert all(len(noted) > 1 for noted in begun.values())
     other = restored(in_parts)
     assert_same((in_one.replay, in_one.calls), (other.replay, other.calls))
@@ -349,10 +355,12 @@ def test_a_run_compiles_and_traces_each_program_once(tmp_path, times_compiled, m
     monkeypatch.setattr(algorithm, "model_half", lambda *given: traced.append(1) or half(*given))
     train(placed(place), tmp_path / "run", env=CountingEnv(), algorithm=algorithm)
     assert load_file(tmp_path / "run" / CHECKPOINT)["learner/calls"] > 2
-    learning = ("recall", "_learn_model", "_draw_latents", "find_roots", "_learn_behaviour")
+    learning = ("recall", "_learn_model", "find_roots", "_learn_behaviour")
     drawing = ("take_in", "owe", "_starts_of_views", "_draw_views", "store")
     for name in ("_collect", *learning, *drawing, "_play"):
         assert times_compiled()[name] == 1, name
+    # One for each shape of tracks, all of them ahead: views need more than one.
+    assert times_compiled()["_draw_latents"] == len(call_by_call.shapes_for(algorithm, 1)) > 1
     assert len(traced) == 1
 
 

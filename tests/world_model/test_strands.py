@@ -1,5 +1,7 @@
 """Strands of sequences on tracks: each needed record once, and the same latents as where it lay."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from majepa.config import DEBUG
-from majepa.world_model.strands import Tracks, as_they_lie, lay_out, lay_out_runs, lengthened
+from majepa.world_model.strands import (
+    Tracks,
+    TrackShape,
+    as_they_lie,
+    begins_of,
+    lay_out,
+    lay_out_runs,
+)
+from majepa.world_model.track_shapes import cost_of, shapes_of_tracks
 from majepa.world_model.unroll import draw_latents, draw_on_tracks
 
 CONTEXT = DEBUG.context
@@ -32,8 +42,9 @@ def up(number: int, multiple: int) -> int:
     return next(n for n in range(number, number + multiple) if n % multiple == 0)
 
 
-def check(is_first: np.ndarray, context: int, multiple: int, tracks: Tracks) -> None:
-    records, length = is_first.shape[1], tracks.length
+def check(is_first: np.ndarray, context: int, tracks: Tracks) -> None:
+    """Each needed record lies there once, and where a track begins or after what it follows."""
+    records, length = is_first.shape[1], tracks.shape.length
     begins = first_of_each(is_first, context)
     needed = {(row, t) for row, begin in enumerate(begins) for t in range(begin, records)}
     seen: list[tuple[int, int]] = []
@@ -49,11 +60,37 @@ def check(is_first: np.ndarray, context: int, multiple: int, tracks: Tracks) -> 
             before = record
             seen.append(record)
     assert len(seen) == len(set(seen)) and set(seen) == needed
-    longest = records - min(begins)
-    assert length % multiple == 0
-    assert up(records - context, multiple) <= length <= up(longest, multiple)
-    if records % multiple == 0:
-        assert length <= records - min(begins) // multiple * multiple
+
+
+def shapes_by_cost(batch: int, records: int, multiple: int, rows: int = 5) -> list[TrackShape]:
+    """As many tracks as sequences or more, of all lengths, cheapest first."""
+    lengths = range(multiple, up(records, multiple) + 1, multiple)
+    counts = (batch, batch + 1, (3 * batch + 1) // 2, 2 * batch)
+    shapes = {TrackShape(count, length) for count in counts for length in lengths}
+    return sorted(shapes, key=lambda shape: (cost_of(shape, rows), shape))
+
+
+def has_room(is_first: np.ndarray, context: int, shape: TrackShape) -> bool:
+    """For sequences from what they need on, or for strands: longest first, each on the first track
+    that has room; those without a start begin one."""
+    records = is_first.shape[1]
+    strands, longest = [], 0
+    for row, begin in zip(is_first, first_of_each(is_first, context), strict=True):
+        longest = max(longest, records - begin)
+        for t in range(begin, records):
+            if row[t] or t == begin:
+                strands.append([0, not row[t]])
+            strands[-1][0] += 1
+    if longest <= shape.length:
+        return True
+    left = [shape.length - size for size, continues in strands if continues]
+    left += [shape.length] * (shape.tracks - len(left))
+    for size in sorted((size for size, continues in strands if not continues), reverse=True):
+        track = next((number for number, room in enumerate(left) if room >= size), None)
+        if track is None:
+            return False
+        left[track] -= size
+    return min(left) >= 0
 
 
 @st.composite
@@ -70,24 +107,46 @@ def starts(draw) -> tuple[np.ndarray, int, int]:
 
 
 @settings(max_examples=300, deadline=None)
+@given(starts(), st.sampled_from([1, 5, 40]))
+def test_every_needed_record_lies_once_on_tracks_of_the_cheapest_shape(drawn, rows):
+    is_first, context, multiple = drawn
+    shapes = shapes_by_cost(*is_first.shape, multiple, rows)
+    tracks = lay_out(is_first, context, shapes)
+    check(is_first, context, tracks)
+    costs = [cost_of(one, rows) for one in shapes if has_room(is_first, context, one)]
+    assert tracks.shape in shapes and cost_of(tracks.shape, rows) == min(costs)
+
+
+@settings(max_examples=100, deadline=None)
 @given(starts())
-def test_every_needed_record_lies_on_a_track_once(drawn):
-    check(*drawn, lay_out(*drawn))
+def test_as_many_tracks_are_no_longer_than_sequences(drawn):
+    is_first, context, multiple = drawn
+    (batch, records), longest = is_first.shape, is_first.shape[1] - min(begins_of(*drawn[:2]))
+    lengths = range(multiple, up(records, multiple) + 1, multiple)
+    found = lay_out(is_first, context, [TrackShape(batch, length) for length in lengths])
+    assert up(records - context, multiple) <= found.shape.length <= up(longest, multiple)
 
 
 @settings(max_examples=50, deadline=None)
 @given(starts())
-def test_runs_have_tracks_of_one_length(drawn):
+def test_runs_have_tracks_of_one_shape(drawn):
+    """The cheapest one that has room for each of them."""
     is_first, context, multiple = drawn
-    runs = np.stack([is_first, np.roll(is_first, 3, axis=1), np.zeros_like(is_first)])
-    together = lay_out_runs(runs, context, multiple)
-    alone = [lay_out(one, context, multiple) for one in runs]
-    assert together.length == max(tracks.length for tracks in alone)
-    for number, one in enumerate(alone):
+    runs = np.stack([is_first, np.roll(is_first, 3, axis=1), is_first[:, ::-1]])
+    shapes = shapes_by_cost(*is_first.shape, multiple)
+    together = lay_out_runs(runs, context, shapes)
+    room = [all(has_room(one, context, shape) for one in runs) for shape in shapes]
+    assert together.shape == shapes[room.index(True)]
+    for number, one in enumerate(runs):
         found = Tracks(*(leaf[number] for leaf in together))
-        assert np.all(found.time[:, one.length :] == is_first.shape[1])
-        for leaf, expected in zip(found, one, strict=True):
-            np.testing.assert_array_equal(leaf[:, : one.length], expected)
+        check(one, context, found)
+        for leaf, expected in zip(found, lay_out(one, context, [found.shape]), strict=True):
+            np.testing.assert_array_equal(leaf, expected)
+
+
+def test_what_finds_no_room_is_refused():
+    with pytest.raises(ValueError, match="no room"):
+        lay_out(np.zeros((2, 8), bool), 2, [TrackShape(2, 4), TrackShape(4, 7)])
 
 
 def of_episodes(shortest: int, longest: int, seed: int) -> np.ndarray:
@@ -97,7 +156,8 @@ def of_episodes(shortest: int, longest: int, seed: int) -> np.ndarray:
     for row in is_first:
         t = -rng.integers(longest)
         while t < len(row):
-            row[t] |= t >= 0
+            if t >= 0:
+                row[t] = True
             t += rng.integers(shortest, longest + 1)
     return is_first
 
@@ -105,32 +165,53 @@ def of_episodes(shortest: int, longest: int, seed: int) -> np.ndarray:
 def test_tracks_are_shorter_than_sequences():
     """Sizes of the paper, and episodes as long as early battles."""
     lengths, old = [], []
+    shapes = [TrackShape(16, length) for length in range(32, 257, 32)]
     for seed in range(30):
         is_first = of_episodes(60, 120, seed)
-        tracks = lay_out(is_first, 192, 32)
-        check(is_first, 192, 32, tracks)
-        lengths.append(tracks.length)
+        tracks = lay_out(is_first, 192, shapes)
+        check(is_first, 192, tracks)
+        lengths.append(tracks.shape.length)
         old.append(256 - min(first_of_each(is_first, 192)) // 32 * 32)
     assert np.mean(lengths) < 0.85 * np.mean(old)
+
+
+@pytest.mark.parametrize("agents", [5, 8])
+@pytest.mark.parametrize(
+    ("shortest", "longest", "share", "counts"),
+    [(25, 35, 0.9, {24, 32}), (50, 65, 0.92, {16, 24, 32}), (100, 120, 1.0, {16, 24})],
+)
+def test_more_tracks_cost_less_where_episodes_are_short(agents, shortest, longest, share, counts):
+    shapes = shapes_of_tracks(16, 192, 64, agents)
+    as_many = [TrackShape(16, length) for length in range(64, 257, 16)]
+    cost, old, found = 0.0, 0.0, set()
+    for seed in range(30):
+        is_first = of_episodes(shortest, longest, seed)
+        tracks = lay_out(is_first, 192, shapes)
+        check(is_first, 192, tracks)
+        cost += cost_of(tracks.shape, agents)
+        old += cost_of(lay_out(is_first, 192, as_many).shape, agents)
+        found.add(tracks.shape.tracks)
+    assert cost <= share * old and found <= counts
 
 
 def test_greed_never_costs():
     """Strands of 3, 3 and 2, 2, 2 fit on two tracks of 6 as they lie, but not longest first."""
     is_first = np.zeros((2, 8), bool)
     is_first[0, [2, 5]] = is_first[1, [2, 4, 6]] = True
-    assert lay_out(is_first, 2, 1).length == 6
+    shapes = [TrackShape(2, length) for length in range(1, 9)]
+    assert lay_out(is_first, 2, shapes).shape == (2, 6)
 
 
-def test_what_is_taken_is_put_back():
-    is_first = of_episodes(20, 50, 0)[:4, :60]
-    tracks = lay_out(is_first, 40, 8)
-    tracks = lengthened(tracks, tracks.length + 8, 60)
+@pytest.mark.parametrize("shape", [(4, 56), (4, 64), (6, 48), (8, 40)])
+def test_what_is_taken_is_put_back(shape):
+    is_first = of_episodes(20, 30, 0)[:4, :60]
+    tracks = lay_out(is_first, 40, [TrackShape(*shape)])
     values = np.arange(4 * 60 * 2).reshape(4, 60, 2) + 1
     begins = np.array(first_of_each(is_first, 40))
     needed = np.arange(60)[None] >= begins[:, None]
 
     def there_and_back(tracks, values):
-        return tracks.put_back(tracks.take(values), 60)
+        return tracks.put_back(tracks.take(values), 4, 60)
 
     found = jit(there_and_back)(tracks, values)
     np.testing.assert_array_equal(found, np.where(needed[..., None], values, 0))
@@ -151,8 +232,14 @@ def needed_of(sequence) -> np.ndarray:
     return np.arange(is_first.shape[1])[None] >= begins
 
 
-def plan(sequence, multiple: int = 7) -> Tracks:
-    return lay_out(np.asarray(sequence.record.is_first), CONTEXT, multiple)
+def of_tracks(sequence, count: int) -> list[TrackShape]:
+    records = sequence.record.is_first.shape[1]
+    return [TrackShape(count, length) for length in range(7, up(records, 7) + 1, 7)]
+
+
+def plan(sequence, more: int = 0) -> Tracks:
+    is_first = np.asarray(sequence.record.is_first)
+    return lay_out(is_first, CONTEXT, of_tracks(sequence, len(is_first) + more))
 
 
 def without_start(sequence, row: int):
@@ -162,41 +249,66 @@ def without_start(sequence, row: int):
     return sequence._replace(record=sequence.record._replace(is_first=jnp.asarray(is_first)))
 
 
-@pytest.mark.parametrize("episode", [5, 10, 30])
-def test_latents_are_those_of_the_sequences(episode, key):
+@pytest.mark.parametrize(("episode", "more"), [(5, 0), (10, 0), (30, 0), (5, 2), (10, 3)])
+def test_latents_are_those_of_the_sequences(episode, more, key):
     """With padding, episodes of any length, and sequences whose context holds no start."""
     local, _ = make_models(0)
     moved = 0
     for seed in range(8):
         sequence = random_sequence(seed, episode=episode)
         sequence = sequence if seed % 2 else without_start(sequence, seed // 2 % 2)
-        tracks = plan(sequence)
+        tracks = plan(sequence, more)
         found = np.asarray(on_tracks(local, sequence, key, tracks))
         expected = np.asarray(as_before(local, sequence, key))
         needed = needed_of(sequence)
         np.testing.assert_array_equal(found[needed], expected[needed])
         assert not found[~needed].any() and len(np.unique(found[needed])) == CLASSES
-        own = np.arange(len(needed))[:, None]
+        own = np.arange(tracks.shape.tracks)[:, None]
         moved += np.sum((tracks.sequence != own) & (tracks.time < needed.shape[1]))
     assert moved > 0 or episode == 30
 
 
+@pytest.mark.parametrize("count", [16, 24, 32])
+def test_of_sixteen_sequences(count, key):
+    """On as many tracks, and on more and shorter ones."""
+    local, _ = make_models(0)
+    config = dataclasses.replace(DEBUG, replay=dataclasses.replace(DEBUG.replay, batch=16))
+    sequence = without_start(random_sequence(7, config, episode=6), 3)
+    tracks = lay_out(np.asarray(sequence.record.is_first), CONTEXT, of_tracks(sequence, count))
+    assert tracks.shape.tracks == count
+    assert count == 16 or tracks.shape.length < plan(sequence).shape.length
+    found = np.asarray(on_tracks(local, sequence, key, tracks))
+    needed = needed_of(sequence)
+    expected = np.asarray(as_before(local, sequence, key))
+    np.testing.assert_array_equal(found, np.where(needed[..., None, None], expected, 0))
+
+
+def with_more_places(tracks: Tracks, records: int) -> Tracks:
+    def more(leaf, value):
+        return np.pad(leaf, [(0, 0), (0, 7)], constant_values=value)
+
+    longer = Tracks(more(tracks.sequence, 0), more(tracks.time, records))
+    longer.sequence[:, -7:] = np.arange(len(longer.sequence))[:, None]
+    return longer
+
+
 def test_where_a_track_lies_does_not_matter(key):
-    """Nor do places after its end."""
+    """Nor do places after its end, nor how many there are."""
     local, _ = make_models(0)
     sequence = random_sequence(3, episode=6)
     tracks = plan(sequence)
-    longer = lengthened(tracks, tracks.length + 7, sequence.record.is_first.shape[1])
+    longer = with_more_places(tracks, sequence.record.is_first.shape[1])
     turned = Tracks(*(leaf[::-1] for leaf in longer))
     expected = on_tracks(local, sequence, key, tracks)
-    for other in (longer, turned):
+    for other in (longer, turned, plan(sequence, 2), plan(sequence, 3)):
         np.testing.assert_array_equal(on_tracks(local, sequence, key, other), expected)
 
 
-def test_strands_of_a_track_know_nothing_of_each_other(key):
+@pytest.mark.parametrize("more", [0, 1])
+def test_strands_of_a_track_know_nothing_of_each_other(more, key):
     local, _ = make_models(0)
     sequence = without_start(random_sequence(5, episode=5), 0)
-    tracks = plan(sequence)
+    tracks = plan(sequence, more)
     record = sequence.record
     is_first = np.asarray(record.is_first)
     number = np.cumsum(is_first, axis=1)
@@ -231,12 +343,14 @@ def test_every_record_has_noise_of_its_own(key):
     assert len(np.unique(latent.reshape(len(latent), -1), axis=0)) > 0.9 * len(latent)
 
 
-def test_of_packed_runs(key):
+@pytest.mark.parametrize("more", [0, 2])
+def test_of_packed_runs(more, key):
     local, _ = make_models(0)
     sequences = [random_sequence(seed, episode=6) for seed in (1, 2)]
     keys = jax.random.split(key)
     is_first = np.stack([np.asarray(one.record.is_first) for one in sequences])
-    tracks = lay_out_runs(is_first, CONTEXT, 7)
+    shapes = of_tracks(sequences[0], is_first.shape[1] + more)
+    tracks = lay_out_runs(is_first, CONTEXT, shapes)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sequences)
     together = jit(jax.vmap(draw_on_tracks, (None, 0, 0, 0)))(local, stacked, keys, tracks)
     for one, own, latent in zip(sequences, keys, together, strict=True):
