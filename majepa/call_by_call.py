@@ -156,6 +156,15 @@ class CallByCall:
 
     def programs(self, learner: Learner, data: Experience, key: Any) -> Iterator[Program]:
         """What learns, longest first, traced for arrays or their shapes."""
+        yield from self.programs_of_calls(learner, key)
+        if self.host is None:
+            of_insert, counters = (learner.replay, data.rows), _counters(learner)
+            _, enough, _ = jax.eval_shape(self._insert, *of_insert)
+            yield Program(self._insert.lower(*of_insert), learner.replay)
+            yield Program(self._owe.lower(counters, data, enough), counters)
+
+    def programs_of_calls(self, learner: Learner, key: Any) -> Iterator[Program]:
+        """What `learn` takes."""
         rest, calls = without_replay(learner), learner.calls
         number = jax.ShapeDtypeStruct((), jnp.int32)
         given = jax.eval_shape(self._draw, learner.replay, key, calls, number)
@@ -183,14 +192,9 @@ class CallByCall:
             latents = self._latents.lower(*of_latents, one)
             yield Program(latents, rest.params.local, beside=views.model)
         if self.host is None:
-            of_insert, of_draw = (learner.replay, data.rows), (learner.replay, key, calls, number)
-            _, enough, _ = jax.eval_shape(self._insert, *of_insert)
             fresh = Fresh(jax.eval_shape(self._model, *of_model)[1].latent, given.wanted)
-            yield Program(self._insert.lower(*of_insert), learner.replay)
-            counters = _counters(learner)
-            yield Program(self._owe.lower(counters, data, enough), counters)
             yield Program(self._foresee.lower(learner.replay, key, number), learner.replay)
-            yield Program(self._draw.lower(*of_draw), learner.replay)
+            yield Program(self._draw.lower(learner.replay, key, calls, number), learner.replay)
             if self._algorithm.config.replay.write_back != "none":
                 yield Program(self._store.lower(learner.replay, views, fresh), learner.replay)
 

@@ -102,7 +102,7 @@ def test_preset_paper_fits_together():
     after, metrics = jax.eval_shape(algorithm.update, learner, gathered.data, key)
     for before, now in ((learner, after), (stream, gathered.stream)):
         jax.tree.map(_same_type, before, now)
-    assert stream.carry.history.keys.dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in stream.carry.history.keys} == {jnp.dtype(jnp.bfloat16)}
     assert all(value.shape == () and value.dtype == jnp.float32 for value in metrics.values())
     millions = [count_parameters(group) / 1e6 for group in learner.params]
     np.testing.assert_allclose(millions, [46.3, 16.6, 3.68, 3.22], rtol=0.01)
@@ -162,7 +162,8 @@ def decide(step: Acting, *, greedy: bool = False):
 def of_agent(memory: Memory, agent: int):
     """All that an agent remembers for itself."""
     history = memory.history
-    return history.keys[:, :, agent], history.values[:, :, agent], memory.z[:, agent]
+    held = (leaf[:, agent] for leaf in (*history.keys, *history.values))
+    return *held, memory.z[:, agent]
 
 
 def test_agents_act_from_what_they_see_themselves():
@@ -201,17 +202,17 @@ def test_an_episode_begins_with_an_empty_memory():
     confused = step.memory._replace(
         z=(step.memory.z + noise[..., None]) % DEBUG.local.classes,
         a=(step.memory.a + noise) % ACTIONS,
-        history=step.memory.history._replace(
-            keys=step.memory.history.keys.at[:, 2].add(1.0),
-            values=step.memory.history.values.at[:, 2].add(1.0),
+        history=jax.tree.map(lambda leaf: leaf.at[2].add(1), step.memory.history)._replace(
+            episode=step.memory.history.episode
         ),
     )
     _, other = decide(step._replace(memory=confused))
     np.testing.assert_array_equal(memory.z, other.z)
-    np.testing.assert_array_equal(memory.history.keys[:, 2, :, -1], other.history.keys[:, 2, :, -1])
+    for one, same in zip(memory.history.keys, other.history.keys, strict=True):
+        np.testing.assert_array_equal(one[2, :, -1], same[2, :, -1])
     # Elsewhere the past counts.
     _, changed = decide(step._replace(memory=confused, is_first=jnp.zeros(4, bool)))
-    assert np.any(memory.history.keys[:, 2, :, -1] != changed.history.keys[:, 2, :, -1])
+    assert np.any(memory.history.keys[-1][2, :, -1] != changed.history.keys[-1][2, :, -1])
 
 
 @pytest.mark.parametrize("greedy", [True, False])
