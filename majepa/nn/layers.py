@@ -103,7 +103,7 @@ def activated(
 
 def _normed(eps: float, x: Float[Array, "*b D"], gain: Float[Array, " D"]) -> Array:
     # As a matrix: XLA cuts more axes into tiles that take three times as long.
-    exact = _as_rows(x).astype(jnp.float32)
+    exact = as_rows(x).astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(exact**2, axis=-1, keepdims=True) + eps)
     return (exact * scale * gain.astype(jnp.float32)[None]).astype(x.dtype).reshape(x.shape)
 
@@ -142,7 +142,7 @@ _traced_activated = _once(_plain_activated)
 def _kernel_activated(eps: float, x: Array, *given: Any) -> Array:
     from .norm_kernels import activated
 
-    return activated(_as_rows(x), *given, eps=eps).reshape(x.shape)
+    return activated(as_rows(x), *given, eps=eps).reshape(x.shape)
 
 
 @_once
@@ -151,7 +151,7 @@ def _pull_kernel_activated(
 ) -> tuple[Array, Array | None, Array | None]:
     from .norm_kernels import pull_activated
 
-    found = pull_activated(_as_rows(x), bias, gain, _as_rows(gradient), eps=eps)
+    found = pull_activated(as_rows(x), bias, gain, as_rows(gradient), eps=eps)
     return found[0].reshape(x.shape), *found[1:]
 
 
@@ -204,14 +204,14 @@ class MLP(eqx.Module):
         return x if bias is None else add_bias(bias, x)
 
 
-def _as_rows(x: Shaped[Array, "*b D"]) -> Shaped[Array, "M D"]:
+def as_rows(x: Shaped[Array, "*b D"]) -> Shaped[Array, "M D"]:
     return x.reshape(-1, x.shape[-1])
 
 
 def product(x: Float[Array, "*b I"], weight: Float[Array, "I O"]) -> Float[Array, "*b O"]:
     """`x @ weight` in the dtype of the weight."""
     # As matrices: of more axes, XLA copies what a gradient of weights multiplies, transposed.
-    rows = _as_rows(x).astype(weight.dtype)
+    rows = as_rows(x).astype(weight.dtype)
     return (rows @ weight).reshape(*x.shape[:-1], weight.shape[-1])
 
 
