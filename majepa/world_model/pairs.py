@@ -15,6 +15,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..nn.layers import ALIGNED
 
+AT_ONCE = 8
+"""Rows in a sum: of more, XLA may write all of them down first."""
+
 
 class Pairs(NamedTuple):
     """The first `P` places for pairs, of which the last may be empty."""
@@ -60,9 +63,13 @@ def _rows_of_roots_forward(x: Array, pairs: Pairs) -> tuple[Array, Pairs]:
 
 
 def _rows_of_roots_backward(pairs: Pairs, gradient: Array) -> tuple[Array, None]:
-    counted = jnp.expand_dims(pairs.counted, tuple(range(2, gradient.ndim + 1)))
-    own = jnp.where(counted, _rows(gradient, pairs.place).astype(jnp.float32), 0.0)
-    return jnp.sum(own, axis=1).astype(gradient.dtype), None
+    def sum_of(some: slice) -> Array:
+        counted = jnp.expand_dims(pairs.counted[:, some], tuple(range(2, gradient.ndim + 1)))
+        own = _rows(gradient, pairs.place[:, some]).astype(jnp.float32)
+        return jnp.sum(jnp.where(counted, own, 0.0), axis=1)
+
+    sums = [sum_of(slice(k, k + AT_ONCE)) for k in range(0, pairs.counted.shape[1], AT_ONCE)]
+    return functools.reduce(jnp.add, sums).astype(gradient.dtype), None
 
 
 _rows_of_roots.defvjp(_rows_of_roots_forward, _rows_of_roots_backward)

@@ -17,7 +17,7 @@ from majepa.world_model.discrimination import Asked, discriminate, places
 from majepa.world_model.joint import AheadHead
 from majepa.world_model.pairs import pairs_of
 
-HORIZONS, ROOTS, ACTIONS, EMBEDDING = (2, 4), 24, 5, 16
+HORIZONS, ROOTS, ACTIONS, EMBEDDING = (2, 4), 12, 10, 16
 CONFIG = DEBUG.joint
 EVERY = ROOTS * ACTIONS
 MARGIN = jnp.asarray(0.1)
@@ -26,7 +26,7 @@ OUTER = (0.7, 0.3)
 
 @pytest.fixture(autouse=True)
 def small_branches(monkeypatch):
-    """Places for 16, 32, 64 and 120 pairs."""
+    """Places for 16, 32, 64, 88 and 120 pairs."""
     monkeypatch.setattr(discrimination, "LEAST_PLACES", 1)
 
 
@@ -101,14 +101,14 @@ def compute():
 
 NUMBERS = [
     (0, 0), (1, 0), (0, 40), (16, 9), (17, 16), (5, 32), (33, 1), (64, 64), (65, 2),
-    (EVERY - 1, 3), (EVERY, EVERY),
+    (3, 88), (89, 50), (EVERY - 1, 3), (EVERY, EVERY),
 ]  # fmt: skip
 
 
 class TestAgainstEveryPair:
     @pytest.mark.parametrize("numbers", NUMBERS, ids=str)
     def test_values_and_gradients(self, compute, numbers):
-        assert places(EVERY) == (16, 32, 64, EVERY)
+        assert places(EVERY) == (16, 32, 64, 88, EVERY)
         given = counting(numbers, sum(numbers))
         (total, means), gradients = found = compute(given)
         assert_close(found, PLAIN(given))
@@ -118,7 +118,7 @@ class TestAgainstEveryPair:
                 assert np.any(head.mlp.linears[0].weight) == (number > 0)
         assert (total > 0) == (max(numbers) > 0)
 
-    @pytest.mark.parametrize("size", [16, 32, 64, EVERY])
+    @pytest.mark.parametrize("size", [16, 32, 64, 88, EVERY])
     def test_every_number_of_places(self, monkeypatch, size):
         """Sixteen pairs fit into all of them."""
         monkeypatch.setattr(discrimination, "SHARES", (size / EVERY,))
@@ -218,7 +218,7 @@ class TestPackedRuns:
         _, together = self.given()
         program = jax.make_jaxpr(packed(with_gradients(discriminate)))(together)
         branches = [step for step in program.eqns if step.primitive.name == "cond"]
-        assert [len(step.params["branches"]) for step in branches] == [4]
+        assert [len(step.params["branches"]) for step in branches] == [5]
         assert branches[0].invars[0].aval.shape == ()
 
 
@@ -234,7 +234,7 @@ def test_nothing_is_kept_for_the_way_back_but_gradients():
 def test_few_pairs_have_one_branch(monkeypatch):
     monkeypatch.undo()
     assert places(EVERY) == (EVERY,)
-    assert places(49_280) == (6160, 12320, 24640, 49_280)
+    assert places(49_280) == (6160, 12_320, 24_640, 36_960, 49_280)
 
 
 def test_pairs_lie_in_order():
