@@ -20,7 +20,7 @@ from majepa.world_model.pairs import pairs_of
 HORIZONS, ROOTS, ACTIONS, EMBEDDING = (2, 4), 12, 10, 16
 CONFIG = DEBUG.joint
 EVERY = ROOTS * ACTIONS
-MARGIN = jnp.asarray(0.1)
+MARGIN = jnp.asarray(0.4)
 OUTER = (0.7, 0.3)
 
 
@@ -110,13 +110,12 @@ class TestAgainstEveryPair:
     def test_values_and_gradients(self, compute, numbers):
         assert places(EVERY) == (16, 32, 64, 88, EVERY)
         given = counting(numbers, sum(numbers))
-        (total, means), gradients = found = compute(given)
+        (_, means), gradients = found = compute(given)
         assert_close(found, PLAIN(given))
         for number, mean, (head, *_) in zip(numbers, means, gradients[0], strict=True):
             if number == 0 or number > 8:
                 assert (mean > 0) == (number > 0)
                 assert np.any(head.mlp.linears[0].weight) == (number > 0)
-        assert (total > 0) == (max(numbers) > 0)
 
     @pytest.mark.parametrize("size", [16, 32, 64, 88, EVERY])
     def test_every_number_of_places(self, monkeypatch, size):
@@ -133,7 +132,7 @@ class TestAgainstEveryPair:
         (_, means), _ = compute(given)
         for each, mean in zip(given, means, strict=True):
             similar = plain.similarities(each.head, each.u, each.tail, each.target)
-            hinge = np.maximum(0.1 - each.similar[:, None] + similar, 0)
+            hinge = np.maximum(MARGIN - each.similar[:, None] + similar, 0)
             expected = (hinge[3, :2].mean() + hinge[7, 4]) / 2
             assert float(mean) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
 
