@@ -121,7 +121,7 @@ def _plain_end(end: End, x: Array, bias: Array | None, gain: Array | None) -> An
 
 def _normed(eps: float, x: Float[Array, "*b D"], gain: Float[Array, " D"]) -> Array:
     # As a matrix: XLA cuts more axes into tiles that take three times as long.
-    exact = _as_rows(x).astype(jnp.float32)
+    exact = as_rows(x).astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(exact**2, axis=-1, keepdims=True) + eps)
     return (exact * scale * gain.astype(jnp.float32)[None]).astype(x.dtype).reshape(x.shape)
 
@@ -155,7 +155,7 @@ _traced_end = _once(_plain_end)
 def _kernel_end(end: End, x: Array, *given: Any) -> Any:
     from .norm_kernels import ended
 
-    y = ended(end, _as_rows(x), *given).reshape(x.shape)
+    y = ended(end, as_rows(x), *given).reshape(x.shape)
     return (x, y) if end.beside else y
 
 
@@ -166,8 +166,8 @@ def _pull_kernel_end(
     from .norm_kernels import pull_ended
 
     of_x, of_y = gradient if end.beside else (None, gradient)
-    of_x = None if of_x is None else _as_rows(of_x)
-    found = pull_ended(end, _as_rows(x), bias, gain, _as_rows(of_y), of_x)
+    of_x = None if of_x is None else as_rows(of_x)
+    found = pull_ended(end, as_rows(x), bias, gain, as_rows(of_y), of_x)
     return found[0].reshape(x.shape), *found[1:]
 
 
@@ -220,14 +220,14 @@ class MLP(eqx.Module):
         return x if bias is None else add_bias(bias, x)
 
 
-def _as_rows(x: Shaped[Array, "*b D"]) -> Shaped[Array, "M D"]:
+def as_rows(x: Shaped[Array, "*b D"]) -> Shaped[Array, "M D"]:
     return x.reshape(-1, x.shape[-1])
 
 
 def product(x: Float[Array, "*b I"], weight: Float[Array, "I O"]) -> Float[Array, "*b O"]:
     """`x @ weight` in the dtype of the weight."""
     # As matrices: of more axes, XLA copies what a gradient of weights multiplies, transposed.
-    rows = _as_rows(x).astype(weight.dtype)
+    rows = as_rows(x).astype(weight.dtype)
     return (rows @ weight).reshape(*x.shape[:-1], weight.shape[-1])
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Key
 from ..config import BinsConfig, JointConfig
 from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product
 from ..nn.transformer import AgentAttention, Branches, History, TemporalTransformer, Trunk
+from .pairs import Pairs
 
 
 class Outcome(NamedTuple):
@@ -49,52 +50,67 @@ class AheadHead(eqx.Module):
     def __call__(self, u: Float[Array, "*b U"], tail: Int[Array, "*b H"]) -> Float[Array, "*b E"]:
         return self.mlp(self._input(u, tail))
 
-    def _alternatives(
-        self, u: Float[Array, "M U"], tail: Int[Array, "M H"]
-    ) -> Float[Array, "MA J"]:
-        """Hidden activations for each action in place of the last one of the tail.
-
-        The first layer is linear in that action, so it is computed once for all of them.
-        """
-        first = self.mlp.linears[0]
+    def comparison(
+        self, u: Float[Array, "M U"], tail: Int[Array, "M H"], target: Float[Array, "M E"]
+    ) -> Comparison:
+        """Of targets and what is predicted for other actions in place of the tail's last one."""
+        first, last, exact = *self.mlp.linears, jnp.float32
+        weight, bias = last.weight, last.bias.astype(exact)
         size = u.shape[-1] + (tail.shape[-1] - 1) * self.num_actions
-        shared = product(self._input(u, tail[..., :-1]), first.weight[:size])
-        each = add_bias(first.bias, first.weight[size:])
-        hidden = (shared[:, None] + each[None]).reshape(-1, shared.shape[-1])
-        return self.mlp.norms[0].activated(hidden)
-
-    def similarities(
-        self,
-        u: Float[Array, "*b U"],
-        tail: Int[Array, "*b H"],
-        target: Float[Array, "*b E"],
-    ) -> Float[Array, "*b A"]:
-        """Cosine of the target and the prediction for each action in place of the tail's last.
-
-        Predictions are a map W of hidden activations x and a bias. Products with the target need
-        the target under W alone, lengths need W's Gram matrix: no prediction is ever made.
-        """
-        batch, actions = u.shape[:-1], self.num_actions
-        # Matrices, lest XLA lays out more axes as no product wants them.
-        u, tail, target = (leaf.reshape(-1, leaf.shape[-1]) for leaf in (u, tail, target))
-        x, exact = self._alternatives(u, tail), jnp.float32
-        weight, bias = self.mlp.linears[1].weight, self.mlp.linears[1].bias.astype(exact)
         dot = functools.partial(jnp.einsum, preferred_element_type=exact)
-        gram = dot("ie,je->ij", weight, weight)
-        lean = dot("ie,e->i", weight.astype(exact), bias)
-        under = dot("me,ie->mi", target.astype(weight.dtype), weight)
-        product = jnp.sum(x.astype(exact) * jnp.repeat(under, actions, axis=0), axis=-1)
-        product += jnp.repeat(dot("me,e->m", target.astype(exact), bias), actions)
-        along = jnp.sum(x.astype(exact) * lean[None], axis=-1)
-        square = quadratic(x, gram.astype(x.dtype)) + 2 * along + dot("e,e->", bias, bias)
-        # Rounding may take the square of a short prediction below zero.
-        square = jnp.maximum(square, 0)
-        length = jnp.repeat(jnp.sum(target.astype(exact) ** 2, axis=-1), actions)
-        return (product / jnp.sqrt(square * length + 1e-16)).reshape(*batch, actions)
+        return Comparison(
+            shared=product(self._input(u, tail[..., :-1]), first.weight[:size]),
+            each=add_bias(first.bias, first.weight[size:]),
+            norm=self.mlp.norms[0],
+            under=dot("me,ie->mi", target.astype(weight.dtype), weight),
+            along=dot("me,e->m", target.astype(exact), bias),
+            length=jnp.sum(target.astype(exact) ** 2, axis=-1),
+            gram=weight @ weight.T,
+            lean=dot("ie,e->i", weight.astype(exact), bias),
+            bias_length=dot("e,e->", bias, bias),
+        )
 
     def _input(self, u: Array, tail: Array) -> Array:
         actions = jax.nn.one_hot(tail, self.num_actions, dtype=u.dtype)
         return jnp.concatenate([u, actions.reshape(*u.shape[:-1], -1)], axis=-1)
+
+
+class Comparison(NamedTuple):
+    """What cosines of targets and predictions are computed from, for any last actions.
+
+    The first layer is linear in that action, so that a root's part of it is computed once.
+    Predictions are a map W of hidden activations x and a bias. Products with the target need the
+    target under W alone, lengths need W's Gram matrix: no prediction is ever made.
+    """
+
+    shared: Float[Array, "M J"]
+    """The first layer without the last action."""
+    each: Float[Array, "A J"]
+    """The part of each action in it."""
+    norm: RMSNorm
+    under: Float32[Array, "M J"]
+    """Targets under W."""
+    along: Float32[Array, " M"]
+    """Products of targets and the bias."""
+    length: Float32[Array, " M"]
+    """Squares of targets."""
+    gram: Float[Array, "J J"]
+    lean: Float32[Array, " J"]
+    """The bias under W."""
+    bias_length: Float32[Array, ""]
+
+    def similarities(self, pairs: Pairs) -> Float32[Array, " P"]:
+        """Of a root's target and the prediction for the action beside it."""
+        hidden = pairs.rows_of_roots(self.shared) + pairs.rows_of_actions(self.each)
+        x = self.norm.activated(hidden)
+        exact = x.astype(jnp.float32)
+        product = jnp.sum(exact * pairs.rows_of_roots(self.under), axis=-1)
+        product += pairs.rows_of_roots(self.along)
+        leaning = jnp.sum(exact * self.lean[None], axis=-1)
+        square = quadratic(x, self.gram) + 2 * leaning + self.bias_length
+        # Rounding may take the square of a short prediction below zero.
+        square = jnp.maximum(square, 0)
+        return product / jnp.sqrt(square * pairs.rows_of_roots(self.length) + 1e-16)
 
 
 @jax.custom_vjp

@@ -17,11 +17,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import JointWeights, LocalWeights, MajepaConfig
 from ..nn.dists import balanced_cross_entropy, kl
-from ..nn.layers import cast
+from ..nn.layers import as_rows, cast
 from ..nn.means import masked_mean
 from ..nn.transformer import apart
 from ..replay import Record, Sequence
 from . import masks
+from .discrimination import Asked, discriminate
 from .joint import JointModel
 from .local import Encoder, LocalModel
 from .self_fed import SelfFed, self_fed
@@ -185,7 +186,7 @@ def ahead_losses(
     roots = u.shape[1] - farthest
     share = horizon_weights(len(horizons), config.loss.horizon_decay)
     later = [rank for rank, horizon in enumerate(horizons) if horizon > 1]
-    multi_step = discrimination = jnp.zeros(())
+    multi_step, asked, weights = jnp.zeros(()), [], []
     for rank, (horizon, head) in enumerate(zip(horizons, joint.ahead, strict=True)):
         e_future = e_bar[:, horizon : horizon + roots]
         valid = masks.ahead(record, horizon, farthest)
@@ -195,14 +196,17 @@ def ahead_losses(
         multi_step += share[rank] * masked_mean(1 - similar, valid)
         if horizon > 1:
             legal = record.legal[:, horizon - 1 : horizon - 1 + roots]
-            others = masks.alternatives(legal, tail[..., -1])
-            similar_other = head.similarities(u[:, :roots], tail, e_future)
-            margin = config.loss.margin - similar[..., None] + similar_other
-            hinge = jnp.where(others, jax.nn.relu(margin), 0.0)
-            per_root = hinge.sum(-1) / jnp.maximum(others.sum(-1), 1)
-            weight = share[rank] / sum(share[other] for other in later)
-            discrimination += weight * masked_mean(per_root, valid & others.any(-1))
-    return multi_step, discrimination
+            others = masks.alternatives(legal, tail[..., -1]) & valid[..., None]
+            # Matrices, lest XLA lays out more axes as no product wants them.
+            matrices = Asked(
+                head, as_rows(u[:, :roots]), as_rows(tail), as_rows(e_future),
+                similar.reshape(-1), as_rows(others),
+            )  # fmt: skip
+            asked.append(matrices)
+            weights.append(share[rank] / sum(share[other] for other in later))
+    hinges = discriminate(asked, jnp.asarray(config.loss.margin)) if asked else []
+    terms = (weight * hinge for weight, hinge in zip(weights, hinges, strict=True))
+    return multi_step, sum(terms, jnp.zeros(()))
 
 
 def horizon_weights(count: int, decay: float) -> list[float]:

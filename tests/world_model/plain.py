@@ -8,9 +8,9 @@ import pytest
 
 from majepa import agent
 from majepa.nn.dists import straight_through
+from majepa.nn.means import masked_mean
 from majepa.nn.transformer import History
 from majepa.world_model import losses, self_fed
-from majepa.world_model.joint import AheadHead
 from majepa.world_model.local import feature
 from majepa.world_model.targets import cosine
 from majepa.world_model.tokens import enter, one_hot_vec, tokens_of
@@ -156,8 +156,18 @@ def _step(frozen, joint, present, episode, state, a, noise):
     return (h, z, alive, local_past, joint_past), self_fed._Rollout(outcome, q, legal)
 
 
+def discriminate(asked, margin):
+    """Each alternative of each root predicted, then compared."""
+    return [mean_hinge(*each, margin) for each in asked]
+
+
+def mean_hinge(head, u, tail, target, similar, counted, margin):
+    hinge = jax.nn.relu(margin - similar[..., None] + similarities(head, u, tail, target))
+    per_root = jnp.where(counted, hinge, 0.0).sum(-1) / jnp.maximum(counted.sum(-1), 1)
+    return masked_mean(per_root, counted.any(-1))
+
+
 def similarities(head, u, tail, target):
-    """Each alternative predicted, then compared."""
     others = [head(u, tail.at[..., -1].set(action)) for action in range(head.num_actions)]
     return cosine(jnp.stack(others, axis=-2), target[..., None, :])
 
@@ -173,7 +183,7 @@ def plainly():
         patch.setattr(losses, "infer", infer)
         patch.setattr(losses, "rebuild_context", rebuild_context)
         patch.setattr(self_fed, "_roll_out", roll_out)
-        patch.setattr(AheadHead, "similarities", similarities)
+        patch.setattr(losses, "discriminate", discriminate)
         patch.setattr(agent, "reinfer", reinfer)
         for name in ("local", "joint", "actor", "critic"):
             patch.setattr(agent, f"condense_{name}", same)

@@ -13,6 +13,7 @@ from episodes import ACTIONS, AGENTS, Slow, build_models, loop, make_models, ran
 
 from majepa.config import DEBUG, SMALL, JointWeights, LocalWeights, MajepaConfig
 from majepa.nn.dists import TwoHot
+from majepa.nn.layers import as_rows
 from majepa.replay import Sequence
 from majepa.world_model.joint import Outcome
 from majepa.world_model.losses import (
@@ -22,6 +23,7 @@ from majepa.world_model.losses import (
     model_loss,
     weigh,
 )
+from majepa.world_model.pairs import pairs_of
 from majepa.world_model.sigreg import sigreg
 from majepa.world_model.targets import Target, arrivals, cosine, outcome_losses, smooth_l1
 from majepa.world_model.unroll import run_joint
@@ -196,7 +198,10 @@ def compute(local, joint, given, alive_before, key) -> Parts:
             tails = [tail.at[..., -1].set(action) for action in range(ACTIONS)]
             replaced[horizon] = jnp.stack([head(u[:, :roots], tail) for tail in tails], -2)
             e_future = given.e_bar[:, horizon : horizon + roots]
-            alternatives[horizon] = head.similarities(u[:, :roots], tail, e_future)
+            rows = (as_rows(leaf) for leaf in (u[:, :roots], tail, e_future))
+            every = pairs_of(jnp.ones((tail[..., 0].size, ACTIONS), bool))
+            similar = head.comparison(*rows).similarities(every)
+            alternatives[horizon] = similar.reshape(*tail.shape[:-1], ACTIONS)
     return Parts(
         local_terms, joint_terms, routed,
         p=local.prior(states.h), post=local.predict_post(states.s),
