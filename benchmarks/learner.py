@@ -141,15 +141,19 @@ def load(folder: Path, name: str | None, *, short: bool) -> Subject:
 def with_records_of(given: Learner, algorithm: Majepa) -> Learner:
     """A fresh learner of another size whose replay holds the same records."""
     fresh = jax.jit(algorithm.init)(jax.random.key(0))
-    old, new = given.replay.stored, fresh.replay.stored
-    if old.reward.shape != new.reward.shape:
+    old, new, count = given.replay.stored, fresh.replay.stored, int(given.replay.inserted)
+    (old_rows, old_envs), (rows, envs) = old.reward.shape, new.reward.shape
+    if old_envs != envs or count > min(old_rows, rows):
         sys.exit(
-            f"the replay has {old.reward.shape} rows by environments, the preset's "
-            f"{new.reward.shape}: take a run with as many environments and steps"
+            f"the replay has {count} of {old_rows} rows of {old_envs} environments, the preset has "
+            f"room for {rows} of {envs}: take a run with as many environments that is younger"
         )
     classes = algorithm.config.local.classes
-    latent = np.random.default_rng(0).integers(classes, size=new.latent.shape)
-    stored = old._replace(latent=jnp.asarray(latent, new.latent.dtype))
+    latent = np.random.default_rng(0).integers(classes, size=(count, *new.latent.shape[1:]))
+    taken = jax.tree.map(lambda leaf: leaf[:count], old)._replace(latent=latent)
+    stored = jax.tree.map(
+        lambda into, leaf: into.at[:count].set(jnp.asarray(leaf, into.dtype)), new, taken
+    )
     return fresh._replace(replay=given.replay._replace(stored=stored))
 
 
