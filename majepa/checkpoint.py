@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,20 +187,37 @@ def load(path: Path, like: Any) -> Any:
     with _opened(path) as file:
         stored = set(file.keys())
         omitted = set(header["omitted"])
-        for name in wanted:
-            if name not in stored | omitted:
+        sources = {name: _source(name, stored) for name in wanted}
+        for name, (source, _) in sources.items():
+            if source not in stored | omitted:
                 raise CheckpointError(f"{path} has no leaf {name!r}, which this run needs")
-        for name in sorted(stored):
-            if name not in wanted:
-                raise CheckpointError(f"{path} has a leaf {name!r} that this run does not know")
+        for name in sorted(stored - {source for source, _ in sources.values()}):
+            raise CheckpointError(f"{path} has a leaf {name!r} that this run does not know")
         leaves = []
         for name, leaf in wanted.items():
-            if name in stored:
-                array = _intact(path, name, file, header)
-                leaves.append(_restore(path, name, array, header["keys"].get(name), leaf))
+            source, layer = sources[name]
+            if source in stored:
+                array = _intact(path, source, file, header)
+                array = array if layer is None else _layer(path, source, array, layer)
+                leaves.append(_restore(path, name, array, header["keys"].get(source), leaf))
             else:
                 leaves.append(jnp.zeros(leaf.shape, leaf.dtype))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _source(name: str, stored: Set[str]) -> tuple[str, int | None]:
+    """The leaf that holds one of this name: itself, or that of all layers together, with the
+    number of its layer, in checkpoints from before layers were held apart."""
+    together, _, layer = name.rpartition("/")
+    if name not in stored and together in stored and layer.isdecimal():
+        return together, int(layer)
+    return name, None
+
+
+def _layer(path: Path, name: str, array: np.ndarray, layer: int) -> np.ndarray:
+    if array.ndim == 0 or layer >= array.shape[0]:
+        raise CheckpointError(f"{path} has no layer {layer} in leaf {name!r}, which this run needs")
+    return np.ascontiguousarray(array[layer])
 
 
 def _intact(path: Path, name: str, file: Any, header: Mapping[str, Any]) -> np.ndarray:

@@ -200,6 +200,17 @@ def pruned_tree():
     return tree() | {"nets": nets}
 
 
+def test_layers_that_were_stored_together_come_back_apart(tmp_path):
+    """As they were in older files."""
+    path, keys = tmp_path / "run.safetensors", np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
+    save(path, {"history": {"keys": keys}, "z": np.arange(3)})
+    apart = {"history": {"keys": tuple(keys)}, "z": np.arange(3)}
+    found = load(path, apart)
+    jax.tree.map(np.testing.assert_array_equal, found, apart)
+    with pytest.raises(CheckpointError, match="no layer 2 in leaf 'history/keys'"):
+        load(path, {"history": {"keys": (*keys, keys[0])}, "z": np.arange(3)})
+
+
 def test_a_branch_that_is_left_out_comes_back_as_zeros(tmp_path):
     path = tmp_path / "last"
     taken = snapshot(tree(), {"seconds": 1.5}, without="nets")
