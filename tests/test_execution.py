@@ -51,8 +51,10 @@ class Trace(NamedTuple):
 
 
 def remember(action, memory: Memory) -> Trace:
-    newest = jax.tree.map(lambda leaf: leaf[:, :, :, -1], memory.history[:2])
-    return Trace(action, memory.z, *newest)
+    keys, values = (
+        jnp.stack([leaf[:, :, -1] for leaf in layers]) for layers in memory.history[:2]
+    )  # fmt: skip
+    return Trace(action, memory.z, keys, values)
 
 
 @functools.partial(jit, static_argnames="greedy")
@@ -307,7 +309,7 @@ def test_online_histories_are_those_of_the_replay(key):
     np.testing.assert_array_equal(kept, trace.z)
     history, q, logits = replay_of(rows, trace)
     for online, replayed in ((trace.keys, history.keys), (trace.values, history.values)):
-        expected = np.moveaxis(replayed[:, :, :, WINDOW - 1 :], 3, 0)
+        expected = np.moveaxis(np.stack(replayed)[:, :, :, WINDOW - 1 :], 3, 0)
         np.testing.assert_allclose(online, expected, rtol=1e-5, atol=1e-5)
 
     # h itself shows in the choices: with the same luck they come out the same.
