@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,15 +194,23 @@ def load(path: Path, like: Any) -> Any:
                 raise CheckpointError(f"{path} has no leaf {name!r}, which this run needs")
         for name in sorted(stored - {source for source, _ in sources.values()}):
             raise CheckpointError(f"{path} has a leaf {name!r} that this run does not know")
+        layers = Counter(source for source, layer in sources.values() if layer is not None)
+        together = {source: _intact(path, source, file, header) for source in layers}
         leaves = []
         for name, leaf in wanted.items():
             source, layer = sources[name]
-            if source in stored:
-                array = _intact(path, source, file, header)
-                array = array if layer is None else _layer(path, source, array, layer)
-                leaves.append(_restore(path, name, array, header["keys"].get(source), leaf))
-            else:
+            if source not in stored:
                 leaves.append(jnp.zeros(leaf.shape, leaf.dtype))
+                continue
+            impl = header["keys"].get(source)
+            if layer is None:
+                array = _intact(path, source, file, header)
+            elif together[source].shape[:1] == (layers[source],):
+                array = np.ascontiguousarray(together[source][layer])
+            else:
+                found = _describe(together[source], impl)
+                raise _misfit(path, source, found, f"{layers[source]} layers")
+            leaves.append(_restore(path, name, array, impl, leaf))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -212,12 +221,6 @@ def _source(name: str, stored: Set[str]) -> tuple[str, int | None]:
     if name not in stored and together in stored and layer.isdecimal():
         return together, int(layer)
     return name, None
-
-
-def _layer(path: Path, name: str, array: np.ndarray, layer: int) -> np.ndarray:
-    if array.ndim == 0 or layer >= array.shape[0]:
-        raise CheckpointError(f"{path} has no layer {layer} in leaf {name!r}, which this run needs")
-    return np.ascontiguousarray(array[layer])
 
 
 def _intact(path: Path, name: str, file: Any, header: Mapping[str, Any]) -> np.ndarray:

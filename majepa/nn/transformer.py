@@ -196,8 +196,11 @@ class TemporalTransformer(eqx.Module):
         """The memory of agents that have seen nothing."""
         count, heads = numbers_of(self.layers)
         size = self.norm.gain.shape[0] // heads
-        nothing = (jnp.zeros((batch, agents, self.window - 1, heads, size), dtype),) * count
-        return History(nothing, nothing, jnp.full((batch, self.window - 1), -1, jnp.int32))
+        shape = (batch, agents, self.window - 1, heads, size)
+        keys, values = (
+            tuple(jnp.zeros(shape, dtype) for _ in range(count)) for _ in range(2)
+        )  # fmt: skip
+        return History(keys, values, jnp.full((batch, self.window - 1), -1, jnp.int32))
 
     def __call__(
         self,

@@ -94,9 +94,9 @@ class _Needed(NamedTuple):
     """All of them as they lie."""
     records: int
     longest: int
-    """Records of a strand,"""
+    """Records of the longest strand."""
     longest_sequence: int
-    """and of those of a sequence."""
+    """Needed records of the sequence that needs most."""
 
 
 def lay_out(

@@ -207,8 +207,9 @@ def test_layers_that_were_stored_together_come_back_apart(tmp_path):
     apart = {"history": {"keys": tuple(keys)}, "z": np.arange(3)}
     found = load(path, apart)
     jax.tree.map(np.testing.assert_array_equal, found, apart)
-    with pytest.raises(CheckpointError, match="no layer 2 in leaf 'history/keys'"):
-        load(path, {"history": {"keys": (*keys, keys[0])}, "z": np.arange(3)})
+    for other in ((*keys, keys[0]), keys[:1]):
+        with pytest.raises(CheckpointError, match=f"'history/keys' is .*needs {len(other)} layers"):
+            load(path, {"history": {"keys": tuple(other)}, "z": np.arange(3)})
 
 
 def test_a_branch_that_is_left_out_comes_back_as_zeros(tmp_path):
