@@ -1,0 +1,189 @@
+"""What a learner call of MA-JEPA is made of on a GPU, seen on a machine that has none.
+
+    uv run --extra cuda python benchmarks/kernels.py --env 2s3z --list 20
+
+Compiles the programs of a call for an H200 that is only described, without the library's trials of
+its kernels, and prints one JSON line for each: kernels (those of loops as often as they run, of
+branches those of the last one), what they read and write, and a rough guess of their time, a
+microsecond for each and three terabytes a second. A kernel that writes into a part of an array is
+counted with all of it, and one that works within caches, or multiplies much, takes another time: a
+guess is good for comparing two versions, and for finding what is there that should not be. `--list`
+adds the groups of equal kernels that take longest by that guess.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# Before JAX is loaded: its plugin for NVIDIA's cards would look for one.
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+from jax.experimental import topologies
+
+from majepa.agent import Majepa
+from majepa.algorithm import shapes_on
+from majepa.call_by_call import CallByCall
+from majepa.config import preset
+from majepa.envs import make_env
+from majepa.flat import flattened
+
+CARD = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 l2_cache_size: 62914560 clock_rate_ghz: 1.98
+  device_memory_size: 150000000000 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 } runtime_version { major: 13 }
+device_description_str: "NVIDIA H200"
+"""
+BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1, "u8": 1, "s64": 8, "u64": 8,
+         "s16": 2, "u16": 2, "f16": 2}  # fmt: skip
+LAUNCHED = {"fusion", "custom-call", "copy", "sort", "scatter", "reduce", "transpose"}
+LAUNCH_US, BYTES_A_US = 1.0, 3e6
+SCRATCH = re.compile(r"s8\[33554432\]")
+"""Of the library's products; hardly used."""
+
+
+class Kernel(NamedTuple):
+    """One launch, or several alike."""
+
+    kind: str
+    shape: str
+    source: str
+    bytes: int
+
+    @property
+    def guess(self) -> float:
+        """Microseconds."""
+        return LAUNCH_US + self.bytes / BYTES_A_US
+
+
+class Instruction(NamedTuple):
+    name: str
+    shape: str
+    operation: str
+    rest: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", default="2s3z")
+    parser.add_argument("--preset", default="paper")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="+", help="programs whose names hold one of these words")
+    parser.add_argument("--list", type=int, default=0, help="groups of kernels to show")
+    options = parser.parse_args()
+    for name, text in programs(options.env, options.preset, options.seeds, options.only):
+        found = Counter(kernels_of(text))
+        print(json.dumps({
+            "program": name, "env": options.env, "preset": options.preset, "seeds": options.seeds,
+            "kernels": sum(found.values()),
+            "gib": round(sum(one.bytes * times for one, times in found.items()) / 2**30, 3),
+            "guess_ms": round(sum(one.guess * times for one, times in found.items()) / 1e3, 3),
+        }), flush=True)  # fmt: skip
+        longest = sorted(found.items(), key=lambda item: -item[0].guess * item[1])
+        for one, times in longest[: options.list]:
+            print(f"  {one.guess * times:9.1f} us {times:5} x {one.kind:24.24} {one.shape:44.44} "
+                  f"{one.source[-60:]}")  # fmt: skip
+
+
+def programs(env: str, size: str, seeds: int, words: list[str] | None) -> Iterator[tuple[str, str]]:
+    """Names and compiled texts; of several that differ in lengths alone, all."""
+    jax.devices()
+    card = topologies.get_topology_desc("cuda", "cuda", target_config=CARD, topology="1x1x1")
+    config = preset("majepa", size, env)
+    algorithm = Majepa(config.algo, make_env(config.env).spec, steps=config.steps)  # pyright: ignore
+    held = (jax.eval_shape(algorithm.init, jax.random.key(0)), jax.eval_shape(jax.random.key, 0))
+    if seeds > 1:
+        held = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((seeds, *leaf.shape), leaf.dtype), held
+        )
+    learner, key = shapes_on(card.devices[0], held)
+    updater = CallByCall(algorithm, together=seeds > 1)
+    for program in updater.programs_of_calls(flattened(learner), key):
+        name = re.search(r"module @jit_+(\w+)", program.lowered.as_text()[:200])
+        name = "?" if name is None else name[1]
+        if words is None or any(word in name for word in words):
+            options = {"xla_gpu_autotune_level": 0}
+            yield name, program.lowered.compile(compiler_options=options).as_text()  # pyright: ignore
+
+
+def kernels_of(text: str) -> Iterator[Kernel]:
+    """All that are launched, once for each time."""
+    computations, entry = parse(text)
+    counts: dict[str, int] = defaultdict(int)
+    waiting = [(entry, 1)]
+    while waiting:
+        name, times = waiting.pop()
+        counts[name] += times
+        for one in computations[name]:
+            if one.operation == "while":
+                body = re.search(r"body=%([\w.\-]+)", one.rest)
+                turns = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
+                waiting.append((body[1], times * (int(turns[1]) if turns else 1)))  # pyright: ignore
+            elif one.operation == "conditional":
+                branches = re.search(r"branch_computations=\{([^}]*)\}", one.rest)
+                last = branches[1].split(",")[-1] if branches else ""
+                waiting += [(last.strip(" %"), times)] if last else []
+            elif one.operation == "call":
+                called = re.search(r"to_apply=%([\w.\-]+)", one.rest)
+                waiting += [(called[1], times)] if called else []
+    for name, times in counts.items():
+        shapes = {one.name: one.shape for one in computations[name]}
+        for one in computations[name]:
+            if one.operation in LAUNCHED:
+                for _ in range(times):
+                    yield kernel_of(one, shapes)
+
+
+def kernel_of(one: Instruction, shapes: dict[str, str]) -> Kernel:
+    target = re.search(r'custom_call_target="([^"]*)"', one.rest)
+    source = re.search(r'op_name="([^"]*)"', one.rest)
+    given = re.findall(r"%([\w.\-]+)", one.rest.split("),")[0])
+    size = sum(map(size_of, [one.shape, *(shapes.get(name, "") for name in given)]))
+    kind = target[1] if target else re.sub(r"[\d.]+$", "", one.name)
+    shape = re.sub(r"\{[^}]*\}", "", SCRATCH.sub("", one.shape))
+    return Kernel(kind, shape, source[1] if source else "", size)
+
+
+def size_of(shape: str) -> int:
+    """Bytes of all arrays of a shape."""
+    return sum(
+        BYTES[kind] * math.prod(int(length) for length in lengths.split(",") if length)
+        for kind, lengths in re.findall(r"(\w+)\[([\d,]*)\]", SCRATCH.sub("", shape))
+        if kind in BYTES
+    )
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """Instructions by computation, and the name of the one that a program begins with."""
+    computations: dict[str, list[Instruction]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        head = re.match(r"(ENTRY )?%([\w.\-]+) \(", line)
+        if head:
+            name = head[2]
+            computations[name] = []
+            entry = name if head[1] else entry
+            continue
+        found = re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*)", line)
+        if found and name:
+            computations[name].append(Instruction(*found.groups()))
+    return computations, entry
+
+
+if __name__ == "__main__":
+    main()
