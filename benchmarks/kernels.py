@@ -102,7 +102,7 @@ def main() -> None:
 
 def programs(env: str, size: str, seeds: int, words: list[str] | None) -> Iterator[tuple[str, str]]:
     """Names and compiled texts; of several that differ in lengths alone, all."""
-    jax.devices()
+    jax.devices()  # Loads the plugin that knows such cards.
     card = topologies.get_topology_desc("cuda", "cuda", target_config=CARD, topology="1x1x1")
     config = preset("majepa", size, env)
     algorithm = Majepa(config.algo, make_env(config.env).spec, steps=config.steps)  # pyright: ignore
