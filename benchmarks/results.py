@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from majepa.benchmark.data_files import csv_text, read_data
-from majepa.benchmark.grids import TABLE_MAPS, find_grid
+from majepa.benchmark.grids import ALL_MAPS, find_grid
 from majepa.benchmark.results import Result
 from majepa.config import preset
 from majepa.run_folder import read_config
@@ -30,6 +31,8 @@ ROOT = Path(__file__).parents[1]
 KEPT, CALIBRATION = ROOT / "results" / "majepa", ROOT / "results" / "calibration"
 RUNS = KEPT / "runs.csv"
 BASELINES = ("MAPPO", "QMIX", "MAT")
+COLUMNS = 3
+"""Of maps in the figure."""
 EPISODE = ("transitions", "kind", "actions", "episode", "won", "return", "length")
 RUN = (
     "map", "seed", "budget", "transitions", "wins", "episodes", "sampled_wins", "minutes",
@@ -96,7 +99,7 @@ def keep(folder: Path, commit: str, machine: str) -> None:
         x for x in (lines_of(RUNS) if RUNS.exists() else ())
         if (x["map"], x["seed"]) != (world, str(config.seed))
     ]  # fmt: skip
-    order = {name: place for place, name in enumerate(TABLE_MAPS)}
+    order = {name: place for place, name in enumerate(ALL_MAPS)}
     write(RUNS, RUN, sorted([*others, line], key=lambda x: (order[x["map"]], int(x["seed"]))))
 
 
@@ -163,13 +166,18 @@ def draw(found: list[Kept], path: Path) -> None:
 
     plt.rcParams.update({"svg.hashsalt": "majepa", "font.size": 9})
     maps = list(dict.fromkeys(one.run["map"] for one in found))
-    figure, all_axes = plt.subplots(
-        1, len(maps), figsize=(3.2 * len(maps) + 1, 2.6), sharey=True, squeeze=False,
-        layout="constrained",
+    rows, columns = math.ceil(len(maps) / COLUMNS), min(len(maps), COLUMNS)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(3.2 * columns + 1, 2.6 * rows), sharey=True,
+        squeeze=False, layout="constrained",
     )  # fmt: skip
-    others = baselines()
-    for axes, world in zip(all_axes[0], maps, strict=True):
-        lines = {name: [one.curve for one in others[world, name]] for name in BASELINES}
+    panels, others = list(grid.flat), baselines()
+    for axes in panels[len(maps) :]:
+        axes.remove()
+    for axes, world in zip(panels, maps, strict=False):
+        lines: dict[str, list[Sequence[tuple[float, ...]]]] = {
+            name: [one.curve for one in others[world, name]] for name in BASELINES
+        }
         lines["MA-JEPA"] = [one.curve for one in found if one.run["map"] == world]
         for number, (name, curves) in enumerate(lines.items(), start=1):
             ours = name == "MA-JEPA"
@@ -178,10 +186,10 @@ def draw(found: list[Kept], path: Path) -> None:
                 points = [(at / 1000, rate) for at, rate, *_ in curve]
                 axes.plot(*zip(*points, strict=True), label="" if place else name, **look)
         axes.set_title(world)
-        axes.set_xlabel("transitions, thousands")
         axes.set_ylim(-0.03, 1.03)
-    all_axes[0][0].set_ylabel("win rate, argmax")
-    figure.legend(*all_axes[0][0].get_legend_handles_labels(), loc="outside right center")
+    figure.supxlabel("transitions, thousands")
+    figure.supylabel("win rate, argmax")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     figure.savefig(path, metadata={"Date": None})
 
 
