@@ -21,7 +21,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, Int8
 
 from .attention import FAR_BELOW, Limb, Past, Turn, Twigs, exact
-from .kernels import Ref, Slice, divide, dot, launch, like, suit, total
+from .kernels import Ref, Slice, divide, dot, held, launch, like, suit, total
 
 FEW = 32
 """Records or agents that half of the threads are enough for, if they see no past."""
@@ -364,11 +364,6 @@ def halves_of(first: int | Array, size: int) -> tuple[Slice, Slice]:
     """Columns of the halves of a head that begins at `first`."""
     half = size // 2
     return pl.ds(first, half), pl.ds(first + half, half)
-
-
-def held(place: Any, there: Bool[Array, "..."]) -> Array:
-    """What lies at a place, zero where nothing is."""
-    return triton.load(place, mask=there, other=0)
 
 
 def load(ref: Ref, number: Array, columns: Slice, rows: int) -> Array:

@@ -18,12 +18,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from .attention import FAR_BELOW, Turn
 from .layers import Linear, RMSNorm
@@ -31,6 +30,8 @@ from .transformer import Block
 
 ROWS = 16
 """Rows that a program takes of a matrix product."""
+WIDEST = 512
+"""Entries of a row of a Transformer that programs can hold."""
 
 
 class Tile(NamedTuple):
@@ -50,6 +51,7 @@ TILES = {
     "enter": Tile(),
     "attend": Tile(),
     "out": Tile(columns=32, depth=256),
+    "project": Tile(),
     "widen": Tile(),
     "narrow": Tile(columns=32, stages=6),
     "read": Tile(),
@@ -157,58 +159,87 @@ def zeros(*shape: int) -> Float[Array, "..."]:
     return jnp.zeros(shape, jnp.float32)
 
 
-def fold(norm: RMSNorm, linear: Linear) -> Linear:
-    """`linear` for what `norm` leaves before its gain: the gain is in the matrix."""
-    gained = norm.gain.astype(jnp.float32)[:, None] * linear.weight.astype(jnp.float32)
-    return eqx.tree_at(lambda linear: linear.weight, linear, gained.astype(linear.weight.dtype))
-
-
-def fold_block(block: Block) -> Block:
-    """With the gains of both norms in the matrices that follow them."""
-    folded = (fold(block.norm_attention, block.query_key_value), fold(block.norm_feed, block.widen))
-    return eqx.tree_at(lambda block: (block.query_key_value, block.widen), block, folded)
-
-
 def scale_of(norm: RMSNorm, x: Float[Array, "M D"]) -> Float[Array, "M 1"]:
     """What `norm` multiplies rows by, before its gain."""
     return jax.lax.rsqrt(total(x * x) / x.shape[1] + norm.eps)
 
 
+def held(place: Any, there: Bool[Array, "..."]) -> Array:
+    """What lies at a place, zero where nothing is."""
+    return triton.load(place, mask=there, other=0)
+
+
+class Rows(NamedTuple):
+    """Those that a program takes, within a kernel. The last program may have fewer than others."""
+
+    here: Slice
+    there: Bool[Array, " M"] | None
+    """Which of them there are; nothing where all are."""
+
+    @staticmethod
+    def of(x: Ref) -> Rows:
+        number, count = pl.program_id(0), x.shape[0]
+        there = None if count % ROWS == 0 else number * ROWS + jnp.arange(ROWS) < count
+        return Rows(part(number, ROWS), there)
+
+    def load(self, x: Ref, columns: Slice | None = None) -> Float[Array, "M K"]:
+        cut = pl.ds(0, x.shape[1]) if columns is None else columns
+        if self.there is None:
+            return x[self.here, cut]
+        return held(x.at[self.here, cut], self._inside(cut))
+
+    def store(self, out: Ref, columns: Slice, found: Float[Array, "M K"]) -> None:
+        """In the type of `out`."""
+        if self.there is None:
+            out[self.here, columns] = found.astype(out.dtype)
+        else:
+            place = out.at[self.here, columns]
+            triton.store(place, found.astype(out.dtype), mask=self._inside(columns))
+
+    def _inside(self, cut: Slice) -> Bool[Array, "M K"]:
+        return jnp.broadcast_to(self.there[:, None], (ROWS, cut.size))  # pyright: ignore
+
+
+def programs_for(x: Array) -> int:
+    """That take all rows."""
+    return math.ceil(x.shape[0] / ROWS)
+
+
 def products(
-    x: Ref, weight: Ref, rows: Slice, columns: Sequence[Slice], depth: int
+    x: Ref, weight: Ref, rows: Rows, columns: Sequence[Slice], depth: int
 ) -> list[Float[Array, "M N"]]:
     """Rows times some columns of a matrix.
 
     What is multiplied goes from memory to the matrix units as it is, so that it can be on its way
-    long before it is needed: norms are left to `fold` and to a scale of the result.
+    long before it is needed: norms are left to `fold_block` and to a scale of the result.
     """
 
     def add(cut: Slice, carry: tuple) -> tuple:
         return tuple(
-            so_far + dot(x[rows, cut], weight[cut, some])
+            so_far + dot(rows.load(x, cut), weight[cut, some])
             for so_far, some in zip(carry, columns, strict=True)
         )
 
     return list(add_up(x.shape[-1], depth, add, tuple(zeros(ROWS, some.size) for some in columns)))
 
 
-def widen(
-    x: Float[Array, "R D"], norm: RMSNorm, linear: Linear, *, interpret: bool
+def normed_product(
+    x: Float[Array, "R D"], norm: RMSNorm, linear: Linear, *, silu: bool, interpret: bool
 ) -> Float[Array, "R W"]:
-    """`silu(linear(norm(x)))`, of a folded map."""
-    rows, size, tile = x.shape[0] // ROWS, linear.bias.shape[0], TILES["widen"]
+    """`linear(norm(x))`, of a folded map, and its SiLU if that is asked for."""
+    name, size = "widen" if silu else "project", linear.bias.shape[0]
+    tile = TILES[name]
     some = min(tile.columns, size)
 
-    def widen_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
-        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
-        (found,) = products(x, linear.weight, here, [columns], tile.depth)
-        scale = scale_of(norm, loaded(x, here, slice(None)))
-        wide = (scale * found + loaded(linear.bias, columns)[None]).astype(out.dtype)
-        out[here, columns] = jax.nn.silu(wide.astype(jnp.float32)).astype(out.dtype)
+    def normed_product_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
+        rows, columns = Rows.of(x), part(pl.program_id(1), some)
+        (found,) = products(x, linear.weight, rows, [columns], tile.depth)
+        scale = scale_of(norm, rows.load(x).astype(jnp.float32))
+        found = (scale * found + loaded(linear.bias, columns)[None]).astype(out.dtype)
+        rows.store(out, columns, jax.nn.silu(found.astype(jnp.float32)) if silu else found)
 
-    out = like(x, x.shape[0], size)
-    grid = (rows, size // some)
-    return launch(widen_kernel, out, grid, x, norm, linear, tile="widen", interpret=interpret)
+    out, grid = like(x, x.shape[0], size), (programs_for(x), size // some)
+    return launch(normed_product_kernel, out, grid, x, norm, linear, tile=name, interpret=interpret)
 
 
 def add_product(
@@ -220,14 +251,29 @@ def add_product(
     some = min(cut_by.columns, before.shape[1])
 
     def add_product_kernel(before: Ref, x: Ref, linear: Linear, out: Ref) -> None:
-        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
-        (found,) = products(x, linear.weight, here, [columns], cut_by.depth)
+        rows, columns = Rows.of(x), part(pl.program_id(1), some)
+        (found,) = products(x, linear.weight, rows, [columns], cut_by.depth)
         found = found + loaded(linear.bias, columns)[None]
-        out[here, columns] = (loaded(before, here, columns) + found).astype(out.dtype)
+        rows.store(out, columns, rows.load(before, columns).astype(jnp.float32) + found)
 
-    grid = (before.shape[0] // ROWS, before.shape[1] // some)
+    grid = (programs_for(x), before.shape[1] // some)
     given = (before, x, linear)
     return launch(add_product_kernel, like(before), grid, *given, tile=tile, interpret=interpret)
+
+
+def project(block: Block, x: Float[Array, "R D"], *, interpret: bool) -> Float[Array, "R Q"]:
+    """Queries, keys and values of a folded block."""
+    norm, linear = block.norm_attention, block.query_key_value
+    return normed_product(x, norm, linear, silu=False, interpret=interpret)
+
+
+def finish(
+    block: Block, x: Float[Array, "R D"], mixed: Float[Array, "R D"], *, interpret: bool
+) -> Float[Array, "R D"]:
+    """The rest of a folded block, given what attention mixed."""
+    middle = add_product(x, mixed, block.out, "out", interpret=interpret)
+    wide = normed_product(middle, block.norm_feed, block.widen, silu=True, interpret=interpret)
+    return add_product(middle, wide, block.narrow, "narrow", interpret=interpret)
 
 
 def enter_stream(
@@ -252,14 +298,14 @@ def enter_stream(
     def enter_kernel(
         old: Ref, x: Ref, norm: RMSNorm, linear: Linear, turn: Turn, t: Ref, stream: Ref
     ) -> None:
-        here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
-        head, piece = divide(number, parts)
+        rows, number = Rows.of(x), pl.program_id(1)
+        here, (head, piece) = rows.here, divide(number, parts)
         (kind, place), inside = (divide(head, heads)[0], window - 1 + t[0]), part(piece, some)
         first = divide(head, heads)[1] * size + piece * some
         # The halves of a head are apart from the beginning: nothing cuts what is computed.
         begin = head * size + piece * some
         columns = [pl.ds(begin + offset, some) for offset in (0, half)]
-        found = products(x, linear.weight, here, columns, tile.depth)
+        found = products(x, linear.weight, rows, columns, tile.depth)
         scale, dtype = scale_of(norm, loaded(x, here, slice(None))), stream.dtype
         left, right = (
             (scale * each + loaded(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
@@ -324,9 +370,7 @@ def advance_block(
     """What a layer, a folded block, makes of record `t`; and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
     mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
-    middle = add_product(x, mixed, block.out, "out", interpret=interpret)
-    wide = widen(middle, block.norm_feed, block.widen, interpret=interpret)
-    return add_product(middle, wide, block.narrow, "narrow", interpret=interpret), stream
+    return finish(block, x, mixed, interpret=interpret), stream
 
 
 # The way back: gradients of one record, from what a run of all records left behind. Matrices are
@@ -386,11 +430,11 @@ def multiply(
     some = min(tile.columns, size)
 
     def product_kernel(x: Ref, weight: Ref, out: Ref) -> None:
-        here, columns = part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
+        here, columns = Rows.of(x), part(pl.program_id(1), some)
         (found,) = products(x, weight, here, [columns], tile.depth)
-        out[here, columns] = found.astype(out.dtype)
+        here.store(out, columns, found)
 
-    out, grid = like(x, rows, size), (rows // ROWS, size // some)
+    out, grid = like(x, rows, size), (programs_for(x), size // some)
     return launch(product_kernel, out, grid, x, weight, tile="product", interpret=interpret)
 
 

@@ -16,8 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Float32
 
-from .attention_kernels import held
-from .kernels import Ref, Slice, launch, like, silu_slope, suit, total
+from .kernels import Ref, Slice, held, launch, like, silu_slope, suit, total
 from .layers import End
 
 LEAST_ROWS = 1024

@@ -15,19 +15,21 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from ..nn.attention import rotate, turns
+from ..nn.few_rows import fold_block
 from ..nn.kernels import (
     ROWS,
     TILES,
+    WIDEST,
     Attended,
     Back,
     Ref,
+    Rows,
     Slice,
     Time,
     add_up,
     advance_block,
     divide,
     dot,
-    fold_block,
     launch,
     like,
     loaded,
@@ -54,9 +56,8 @@ from .recurrence import Known, Passed, noise_of
 from .strands import Tracks
 from .tokens import Tokens
 
-WIDEST, LARGEST = 512, 128
-"""Entries of a row of the history Transformer, and records of its window with those that are
-followed back, that programs can hold."""
+LARGEST = 128
+"""Records of a window, with those that are followed back, that programs can hold."""
 TOGETHER = 4
 """Records in one turn of a loop: what is launched as one starts sooner."""
 
@@ -217,9 +218,9 @@ def _read(
     some = min(tile.columns, width)
 
     def read_kernel(x: Ref, reader: _Reader, out: Ref, squares: Ref) -> None:
-        here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
-        columns = part(number, some)
-        (found,) = products(x, reader.weight, here, [columns], tile.depth)
+        own_rows, number = Rows.of(x), pl.program_id(1)
+        here, columns = own_rows.here, part(number, some)
+        (found,) = products(x, reader.weight, own_rows, [columns], tile.depth)
         scale = scale_of(reader.norm, loaded(x, here, slice(None)))
         found = scale * found + reader.bias[columns][None]
         out[here, columns] = found.astype(out.dtype)
@@ -287,9 +288,9 @@ def _draw(
     def draw_kernel(
         old: Ref, linear: Linear, hidden: Ref, noise: Ref, t: Ref, latent: Ref, following: Ref
     ) -> None:
-        here, number, now = part(pl.program_id(0), ROWS), pl.program_id(1), t[0]
-        columns = part(number, classes)
-        (logits,) = products(hidden, linear.weight, here, [columns], depth)
+        own_rows, number, now = Rows.of(hidden), pl.program_id(1), t[0]
+        here, columns = own_rows.here, part(number, classes)
+        (logits,) = products(hidden, linear.weight, own_rows, [columns], depth)
         logits = logits + loaded(linear.bias, columns)[None]
         # As the posteriors that gradients are taken of have them.
         logits = logits.astype(linear.bias.dtype).astype(jnp.float32)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from ..config import MajepaConfig
 from ..nn.dists import TwoHot, kl, sample_by, straight_through
+from ..nn.few_rows import for_few_rows
 from ..nn.means import masked_mean
 from ..nn.transformer import History
 from ..replay import Record
@@ -171,7 +172,7 @@ def _roll_out(
         *_histories(joint, states, record, tokens, past, root),
     )
     noise = jax.random.gumbel(key, (steps, *begin.latent.shape, classes))
-    before = _find_states(frozen, sg(joint), sg(begin), a[:-1], noise[:-1])
+    before = _find_states(*for_few_rows((frozen, joint)), sg(begin), a[:-1], noise[:-1])
     outcome, h, q = _predict(frozen, joint, before, a, config.loss.self_fed_chunk)
     last = sample_by(q[-1], noise[-1])
     z = jax.nn.one_hot(jnp.append(before.latent[1:], last[None], axis=0), classes)
