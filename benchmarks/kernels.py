@@ -53,6 +53,8 @@ BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1, "u8": 1, "
          "s16": 2, "u16": 2, "f16": 2}  # fmt: skip
 LAUNCHED = {"fusion", "custom-call", "copy", "sort", "scatter", "reduce", "transpose"}
 LAUNCH_US, BYTES_A_US = 1.0, 3e6
+NO_KERNEL = re.compile(r'custom_call_target="AllocateBuffer"')
+"""Memory alone."""
 SCRATCH = re.compile(r"s8\[33554432\]")
 """Of the library's products; hardly used."""
 
@@ -144,7 +146,7 @@ def kernels_of(text: str) -> Iterator[Kernel]:
     for name, times in counts.items():
         shapes = {one.name: one.shape for one in computations[name]}
         for one in computations[name]:
-            if one.operation in LAUNCHED:
+            if one.operation in LAUNCHED and not NO_KERNEL.search(one.rest):
                 for _ in range(times):
                     yield kernel_of(one, shapes)
 

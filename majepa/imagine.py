@@ -101,7 +101,8 @@ def imagine(
 
     given = (jnp.arange(steps), jax.random.split(key, steps))
     # States are wide: they are put where they stay, so that none is copied next to the others.
-    states = jnp.zeros((steps + 1, *now.s.shape), now.s.dtype).at[0].set(now.s)
+    states = jax.lax.empty((steps + 1, *now.s.shape), now.s.dtype)
+    states = jax.lax.dynamic_update_index_in_dim(states, now.s, 0, axis=0)
     (end, states, _, _), (legal, alive, value_valid, action, reward, cont) = jax.lax.scan(
         step, (now, states, local_room, joint_room), given
     )

@@ -318,7 +318,9 @@ def _plain_mix_branches(
     total = sum(part.sum(-1, keepdims=True) for part in parts)
     on_shared, on_own, on_self = (part / total for part in parts)
     mixed = jnp.einsum("bnhrs,bnhsk->bnhrk", on_shared.astype(limb.values.dtype), limb.values)
-    mixed = exact(mixed) + jnp.sum(on_own[..., None] * exact(twigs.values), axis=-2)
+    # Nothing of what was never written: it may be no number.
+    written = jnp.where(own[None, None, None, None, :, None], exact(twigs.values), 0.0)
+    mixed = exact(mixed) + jnp.sum(on_own[..., None] * written, axis=-2)
     mixed = (mixed + on_self * exact(value)).swapaxes(2, 3).astype(qkv.dtype)
     grown = Twigs(
         *(

@@ -320,10 +320,15 @@ class TemporalTransformer(eqx.Module):
         return self.norm(x) if outputs else None, history
 
     def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
-        """The trunk, and room for `steps` imagined records after each of `roots` records."""
+        """The trunk, and room for `steps` imagined records after each of `roots` records.
+
+        What lies there before a record does is anything.
+        """
         batch, agents, length, heads, size = history.keys[0].shape
         turn = turns(jnp.arange(length), size)
-        room = jnp.zeros((batch, agents, heads, roots, steps, size), history.keys[0].dtype)
+
+        def room() -> Float[Array, "B N H R P K"]:
+            return jax.lax.empty((batch, agents, heads, roots, steps, size), history.keys[0].dtype)
 
         def laid_out(leaf: Float[Array, "B N S H K"]) -> Float[Array, "B N H P K"]:
             return _even(leaf.swapaxes(2, 3), 3, 0)
@@ -332,7 +337,8 @@ class TemporalTransformer(eqx.Module):
             Limb(laid_out(rotate(keys, turn)), laid_out(values))
             for keys, values in zip(history.keys, history.values, strict=True)
         )
-        return Trunk(limbs, _even(history.episode, 1, -1)), (Twigs(room, room),) * len(limbs)
+        branches = tuple(Twigs(room(), room()) for _ in limbs)
+        return Trunk(limbs, _even(history.episode, 1, -1)), branches
 
     def branch(
         self,

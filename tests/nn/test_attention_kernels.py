@@ -143,6 +143,20 @@ def test_branches(step, window, roots, dtype):
         close(one, other, dtype)
 
 
+@EXACT
+def test_branches_read_nothing_that_was_never_written(dtype):
+    """It may be no number."""
+    qkv, limb, twigs, *rest = branches_given(2, dtype)
+    spoilt = Twigs(*(leaf.at[..., 2:, :].set(jnp.nan) for leaf in twigs))
+    run = functools.partial(kernels.mix_branches, window=4, interpret=True)
+    for mix in (run, attention._plain_mix_branches):
+        mixed, grown = mix(qkv, limb, spoilt, *rest)
+        expected, _ = mix(qkv, limb, twigs, *rest)
+        assert np.isfinite(np.asarray(mixed, np.float32)).all()
+        np.testing.assert_array_equal(mixed, expected)
+        assert all(np.isfinite(np.asarray(leaf[..., 2, :], np.float32)).all() for leaf in grown)
+
+
 @pytest.mark.slow
 def test_one_record_sees_itself_alone():
     """A window of one: there is a past, of no records."""

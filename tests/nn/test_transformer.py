@@ -422,6 +422,29 @@ class TestBranches:
         same = np.moveaxis(same, 1, 0)[:, :, None, :, None]
         close(np.where(same, out, 0.0), np.where(same, expected, 0.0))
 
+    @kinds
+    def test_what_was_never_written_is_not_read(self, kind):
+        """Room for imagined records begins with anything, even with what is no number."""
+        model, last = temporal(kind), kind.window - 2 + jnp.arange(LENGTH)
+        x = normals(self.STEPS, BATCH, AGENTS, LENGTH, WIDTH, seed=4)
+        episode = jnp.asarray(RESETS[0])
+        _, history = at_once(model, records(), episode, empty(kind))
+
+        @jit
+        def run(x, history, there):
+            trunk, room = model.fork(history, LENGTH, self.STEPS)
+            room = jax.tree.map(lambda leaf: jnp.full_like(leaf, there), room)
+
+            def step(room, given):
+                out, room = model.branch(given[1], trunk, last, episode, room, given[0])
+                return room, out
+
+            return jax.lax.scan(step, room, (jnp.arange(self.STEPS), x))[1]
+
+        expected = run(x, history, 0.0)
+        assert np.isfinite(expected).all()
+        np.testing.assert_array_equal(run(x, history, jnp.nan), expected)
+
     def test_roots_do_not_see_each_other(self):
         model, episode = temporal(LOCAL), RESETS[1]
         _, history = at_once(model, records(), episode, empty(LOCAL))
