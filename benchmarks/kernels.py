@@ -7,26 +7,26 @@ its kernels, and prints one JSON line for each: kernels (those of loops as often
 branches those of the last one), what they read and write, and a rough guess of their time, a
 microsecond for each and three terabytes a second. A kernel that writes into a part of an array is
 counted with all of it, and one that works within caches, or multiplies much, takes another time: a
-guess is good for comparing two versions, and for finding what is there that should not be. `--list`
-adds the groups of equal kernels that take longest by that guess.
+guess is good for comparing two versions, and for finding what is there that should not be.
+`--parts` adds a line for each part of a program, a named scope of the package, `--list` the groups
+of equal kernels that take longest by that guess.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
 
 # Before JAX is loaded: its plugin for NVIDIA's cards would look for one.
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+from compiled import Kernel, kernels_of, part_of
 from jax.experimental import topologies
 
 from majepa.agent import Majepa
@@ -49,35 +49,6 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 } runtime_version { major: 13 }
 device_description_str: "NVIDIA H200"
 """
-BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1, "u8": 1, "s64": 8, "u64": 8,
-         "s16": 2, "u16": 2, "f16": 2}  # fmt: skip
-LAUNCHED = {"fusion", "custom-call", "copy", "sort", "scatter", "reduce", "transpose"}
-LAUNCH_US, BYTES_A_US = 1.0, 3e6
-NO_KERNEL = re.compile(r'custom_call_target="AllocateBuffer"')
-"""Memory alone."""
-SCRATCH = re.compile(r"s8\[33554432\]")
-"""Of the library's products; hardly used."""
-
-
-class Kernel(NamedTuple):
-    """One launch, or several alike."""
-
-    kind: str
-    shape: str
-    source: str
-    bytes: int
-
-    @property
-    def guess(self) -> float:
-        """Microseconds."""
-        return LAUNCH_US + self.bytes / BYTES_A_US
-
-
-class Instruction(NamedTuple):
-    name: str
-    shape: str
-    operation: str
-    rest: str
 
 
 def main() -> None:
@@ -86,20 +57,31 @@ def main() -> None:
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="+", help="programs whose names hold one of these words")
+    parser.add_argument("--parts", action="store_true", help="a line for each part, too")
     parser.add_argument("--list", type=int, default=0, help="groups of kernels to show")
     options = parser.parse_args()
     for name, text in programs(options.env, options.preset, options.seeds, options.only):
         found = Counter(kernels_of(text))
-        print(json.dumps({
-            "program": name, "env": options.env, "preset": options.preset, "seeds": options.seeds,
-            "kernels": sum(found.values()),
-            "gib": round(sum(one.bytes * times for one, times in found.items()) / 2**30, 3),
-            "guess_ms": round(sum(one.guess * times for one, times in found.items()) / 1e3, 3),
-        }), flush=True)  # fmt: skip
+        shared = {"env": options.env, "preset": options.preset, "seeds": options.seeds}
+        print(json.dumps({"program": name, **summed(found), **shared}), flush=True)
+        if options.parts:
+            by_part: dict[str, Counter[Kernel]] = defaultdict(Counter)
+            for one, times in found.items():
+                by_part[part_of(one.source)][one] = times
+            for part, own in by_part.items():
+                print(json.dumps({"program": name, "part": part, **summed(own)}), flush=True)
         longest = sorted(found.items(), key=lambda item: -item[0].guess * item[1])
         for one, times in longest[: options.list]:
             print(f"  {one.guess * times:9.1f} us {times:5} x {one.kind:24.24} {one.shape:44.44} "
                   f"{one.source[-60:]}")  # fmt: skip
+
+
+def summed(found: Counter[Kernel]) -> dict[str, float]:
+    return {
+        "kernels": sum(found.values()),
+        "gib": round(sum(one.bytes * times for one, times in found.items()) / 2**30, 3),
+        "guess_ms": round(sum(one.guess * times for one, times in found.items()) / 1e3, 3),
+    }
 
 
 def programs(env: str, size: str, seeds: int, words: list[str] | None) -> Iterator[tuple[str, str]]:
@@ -121,70 +103,6 @@ def programs(env: str, size: str, seeds: int, words: list[str] | None) -> Iterat
         if words is None or any(word in name for word in words):
             options = {"xla_gpu_autotune_level": 0}
             yield name, program.lowered.compile(compiler_options=options).as_text()  # pyright: ignore
-
-
-def kernels_of(text: str) -> Iterator[Kernel]:
-    """All that are launched, once for each time."""
-    computations, entry = parse(text)
-    counts: dict[str, int] = defaultdict(int)
-    waiting = [(entry, 1)]
-    while waiting:
-        name, times = waiting.pop()
-        counts[name] += times
-        for one in computations[name]:
-            if one.operation == "while":
-                body = re.search(r"body=%([\w.\-]+)", one.rest)
-                turns = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
-                waiting.append((body[1], times * (int(turns[1]) if turns else 1)))  # pyright: ignore
-            elif one.operation == "conditional":
-                branches = re.search(r"branch_computations=\{([^}]*)\}", one.rest)
-                last = branches[1].split(",")[-1] if branches else ""
-                waiting += [(last.strip(" %"), times)] if last else []
-            elif one.operation == "call":
-                called = re.search(r"to_apply=%([\w.\-]+)", one.rest)
-                waiting += [(called[1], times)] if called else []
-    for name, times in counts.items():
-        shapes = {one.name: one.shape for one in computations[name]}
-        for one in computations[name]:
-            if one.operation in LAUNCHED and not NO_KERNEL.search(one.rest):
-                for _ in range(times):
-                    yield kernel_of(one, shapes)
-
-
-def kernel_of(one: Instruction, shapes: dict[str, str]) -> Kernel:
-    target = re.search(r'custom_call_target="([^"]*)"', one.rest)
-    source = re.search(r'op_name="([^"]*)"', one.rest)
-    given = re.findall(r"%([\w.\-]+)", one.rest.split("),")[0])
-    size = sum(map(size_of, [one.shape, *(shapes.get(name, "") for name in given)]))
-    kind = target[1] if target else re.sub(r"[\d.]+$", "", one.name)
-    shape = re.sub(r"\{[^}]*\}", "", SCRATCH.sub("", one.shape))
-    return Kernel(kind, shape, source[1] if source else "", size)
-
-
-def size_of(shape: str) -> int:
-    """Bytes of all arrays of a shape."""
-    return sum(
-        BYTES[kind] * math.prod(int(length) for length in lengths.split(",") if length)
-        for kind, lengths in re.findall(r"(\w+)\[([\d,]*)\]", SCRATCH.sub("", shape))
-        if kind in BYTES
-    )
-
-
-def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Instructions by computation, and the name of the one that a program begins with."""
-    computations: dict[str, list[Instruction]] = {}
-    entry = name = ""
-    for line in text.splitlines():
-        head = re.match(r"(ENTRY )?%([\w.\-]+) \(", line)
-        if head:
-            name = head[2]
-            computations[name] = []
-            entry = name if head[1] else entry
-            continue
-        found = re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*)", line)
-        if found and name:
-            computations[name].append(Instruction(*found.groups()))
-    return computations, entry
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """How long a learner call of MA-JEPA takes, whole and in parts, on the replay of a real run.
 
     uv run python benchmarks/learner.py runs/majepa-2s3z-0-1 --seeds 1 3
+    uv run python benchmarks/learner.py --made-up 2s3z --preset paper --only call
 
 The folder must hold a checkpoint with its replay: of a run that goes on, or was stopped early.
-`--preset` measures another size on the records of that run, with latents drawn at random.
+`--preset` measures another size on the records of that run, with latents drawn at random. Without a
+run, `--made-up` takes random records, in episodes whose lengths lie between two numbers.
 
 Prints one JSON line per measurement:
 
@@ -14,7 +16,10 @@ Prints one JSON line per measurement:
 - `context`: what depends on how much of a view is needed: drawing latents on tracks of each shape,
   rebuilding contexts and finding roots for each number of records before the learning ones;
 - `phase`: each part of a call by itself, beside the floating-point operations and the bytes of its
-  matrix products, counted in the traced program.
+  matrix products, counted in the traced program;
+- `profile`: how long the device works for each program of a call and for each part of it, a named
+  scope of the package, and which kernels take longest. On GPUs programs then run without CUDA
+  graphs, in which kernels have no names, so that it is measured by itself.
 """
 
 from __future__ import annotations
@@ -25,9 +30,12 @@ import dataclasses
 import functools
 import json
 import math
+import os
+import re
 import sys
+import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +43,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiled import REST, parts_of
 
 from majepa import machine
 from majepa.agent import Learner, Majepa
@@ -62,37 +71,61 @@ from majepa.world_model.track_shapes import cost_of
 
 LEAST = 20_000
 """Transitions that a run must have to be taken for a real one."""
+MADE_UP = 25_000
+"""Made-up records."""
+PROFILED = 4
+"""Calls in a profile."""
+NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--made-up", metavar="MAP", help="take random records of this world")
+    parser.add_argument("--lengths", nargs=2, type=int, default=[60, 120], metavar=("LOW", "HIGH"),
+                        help="of made-up episodes")  # fmt: skip
     parser.add_argument("--preset", help="measure this size instead of the run's own")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=10, help="of each phase and context")
-    parser.add_argument("--only", nargs="+", choices=["call", "context", "phase"])
+    parser.add_argument("--only", nargs="+", choices=["call", "context", "phase", "profile"])
     parser.add_argument("--plain", action="store_true", help="calls without savings, too")
     parser.add_argument("--short", action="store_true", help="accept shorter runs, to try it out")
     options = parser.parse_args()
-    keep_programs()
     kinds = options.only or ["call", "context", "phase"]
-    for folder in options.runs:
-        subject = load(folder, options.preset, short=options.short)
-        if "call" in kinds:
-            for seeds in options.seeds:
-                report(subject, measure_calls(subject, seeds, options.calls))
-            if options.plain:
-                given = subject.algorithm
-                again = Majepa(given.config, given.spec, steps=given.steps)
-                with plainly():
-                    report(subject, measure_plain(subject._replace(algorithm=again), options.calls))
-        if "context" in kinds:
-            for line in measure_contexts(subject, options.repeats):
-                report(subject, line)
-        if "phase" in kinds:
-            for line in measure_phases(subject, options.repeats):
-                report(subject, line)
+    if not options.runs and options.made_up is None:
+        parser.error("give a run's folder, or --made-up MAP")
+    if "profile" in kinds:
+        if kinds != ["profile"]:
+            parser.error("a profile is measured by itself: --only profile")
+        # Before anything is asked of a device.
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {NO_GRAPHS}"
+    keep_programs()
+    subjects = [load(folder, options.preset, short=options.short) for folder in options.runs]
+    if options.made_up is not None:
+        subjects.append(make_up(options.made_up, options.preset or "paper", options.lengths))
+    for subject in subjects:
+        for line in measure(subject, kinds, options):
+            report(subject, line)
+
+
+def measure(
+    subject: Subject, kinds: list[str], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    if "call" in kinds:
+        yield from (measure_calls(subject, seeds, options.calls) for seeds in options.seeds)
+        if options.plain:
+            given = subject.algorithm
+            again = Majepa(given.config, given.spec, steps=given.steps)
+            with plainly():
+                yield measure_plain(subject._replace(algorithm=again), options.calls)
+    if "context" in kinds:
+        yield from measure_contexts(subject, options.repeats)
+    if "phase" in kinds:
+        yield from measure_phases(subject, options.repeats)
+    if "profile" in kinds:
+        for seeds in options.seeds:
+            yield from measure_profile(subject, seeds)
 
 
 def plainly() -> contextlib.AbstractContextManager[None]:
@@ -133,9 +166,7 @@ def load(folder: Path, name: str | None, *, short: bool) -> Subject:
         wanted = dataclasses.replace(preset("majepa", name, config.env), steps=config.steps)
         algorithm = make_algorithm(wanted, env.spec)
         learner = with_records_of(learner, algorithm)
-    # Past the first calls, which train the world model alone.
-    learner = learner._replace(calls=jnp.asarray(1_000_000, jnp.int32))
-    return Subject(config.env, name or "own", algorithm, learner)
+    return Subject(config.env, name or "own", algorithm, past_the_first(learner))
 
 
 def with_records_of(given: Learner, algorithm: Majepa) -> Learner:
@@ -157,6 +188,46 @@ def with_records_of(given: Learner, algorithm: Majepa) -> Learner:
     return fresh._replace(replay=given.replay._replace(stored=stored))
 
 
+def make_up(env: str, name: str, lengths: list[int]) -> Subject:
+    """A fresh learner whose replay holds random records: of an action 60 % are legal."""
+    config = dataclasses.replace(preset("majepa", name, env), steps=MADE_UP)
+    algorithm = make_algorithm(config, make_env(config.env).spec)
+    learner = jax.jit(algorithm.init)(jax.random.key(0))
+    rng, stored = np.random.default_rng(0), learner.replay.stored
+    room, envs = stored.reward.shape
+    rows, spec = min(MADE_UP // envs, room), algorithm.spec
+    is_first = np.zeros((rows, envs), bool)
+    for number in range(envs):
+        ends = np.cumsum(rng.integers(lengths[0], lengths[1] + 1, size=rows // lengths[0] + 1))
+        is_first[[0, *ends[ends < rows]], number] = True
+    is_last = np.append(is_first[1:], is_first[:1], axis=0)
+    shape = (rows, envs, spec.num_agents)
+    legal = rng.random((*shape, spec.num_actions)) < 0.6
+    legal[..., -1] |= ~legal.any(axis=-1)
+    classes = algorithm.config.local.classes
+    made = stored._replace(
+        observation=rng.normal(size=(*shape, spec.observation_size)),
+        legal=legal,
+        alive=np.ones(shape, bool),
+        reward=rng.normal(size=(rows, envs)),
+        is_first=is_first,
+        is_last=is_last,
+        is_terminal=is_last,
+        action=np.argmax(legal, axis=-1),
+        latent=rng.integers(classes, size=(*shape, stored.latent.shape[-1])),
+    )
+    stored = jax.tree.map(
+        lambda into, leaf: into.at[:rows].set(jnp.asarray(leaf, into.dtype)), stored, made
+    )
+    replay = learner.replay._replace(stored=stored, inserted=jnp.asarray(rows, jnp.int32))
+    return Subject(config.env, name, algorithm, past_the_first(learner._replace(replay=replay)))
+
+
+def past_the_first(learner: Learner) -> Learner:
+    """Calls, which train the world model alone."""
+    return learner._replace(calls=jnp.asarray(1_000_000, jnp.int32))
+
+
 def report(subject: Subject, line: dict[str, Any]) -> None:
     device = jax.devices()[0].device_kind
     shared = {
@@ -169,43 +240,120 @@ def report(subject: Subject, line: dict[str, Any]) -> None:
     print(json.dumps(line | shared), flush=True)
 
 
-def measure_calls(subject: Subject, seeds: int, calls: int) -> dict[str, Any]:
-    algorithm = subject.algorithm
-    updater = CallByCall(algorithm, together=seeds > 1)
+class Calls(NamedTuple):
+    """What makes calls of one run, or of several in one program."""
 
-    def given(calls: int, key: int) -> tuple[jax.Array, jax.Array]:
+    updater: CallByCall
+    learner: Any
+    seeds: int
+
+    @staticmethod
+    def of(subject: Subject, seeds: int) -> Calls:
+        def several(leaf: jax.Array) -> jax.Array:
+            return jnp.copy(leaf) if seeds == 1 else jnp.stack([leaf] * seeds)
+
+        learner = flattened(jax.tree.map(several, subject.learner))
+        return Calls(CallByCall(subject.algorithm, together=seeds > 1), learner, seeds)
+
+    def compiled(self) -> list[Any]:
+        """All programs of a call, compiled side by side."""
+        with Ahead(machine.cores()) as ahead:
+            programs = self.updater.programs_of_calls(self.learner, self._given(1, 0)[0])
+            begun = [ahead.begin(program.lowered.compile) for program in programs]
+            ahead.wait()
+        return [one.result() for one in begun]
+
+    def made(self, calls: int, key: int) -> Calls:
+        """After so many more of them, when the device has done them."""
+        learner, *_ = self.updater.learn(self.learner, *self._given(calls, key))
+        jax.block_until_ready(learner)
+        return self._replace(learner=learner)
+
+    def _given(self, calls: int, key: int) -> tuple[jax.Array, jax.Array]:
         """Random keys and numbers of calls."""
-        if seeds == 1:
+        if self.seeds == 1:
             return jax.random.key(key), jnp.asarray(calls)
-        return jax.random.split(jax.random.key(key), seeds), jnp.full(seeds, calls)
+        return jax.random.split(jax.random.key(key), self.seeds), jnp.full(self.seeds, calls)
 
-    def several(leaf: jax.Array) -> jax.Array:
-        return jnp.copy(leaf) if seeds == 1 else jnp.stack([leaf] * seeds)
 
-    learner = flattened(jax.tree.map(several, subject.learner))
+def measure_calls(subject: Subject, seeds: int, number: int) -> dict[str, Any]:
+    calls = Calls.of(subject, seeds)
     started = time.perf_counter()
-    with Ahead(machine.cores()) as ahead:
-        for program in updater.programs_of_calls(learner, given(1, 0)[0]):
-            ahead.begin(program.lowered.compile)
-        ahead.wait()
-    learner, *_ = updater.learn(learner, *given(3, 0))
-    jax.block_until_ready(learner)
+    calls.compiled()
+    calls = calls.made(3, 0)
     starting = time.perf_counter() - started
     # The same views once before: what a program does once, when it first runs, is done.
-    learner, *_ = updater.learn(learner, *given(calls, 1))
-    jax.block_until_ready(learner)
+    calls = calls.made(number, 1)
     started = time.perf_counter()
-    learner, *_ = updater.learn(learner, *given(calls, 1))
-    jax.block_until_ready(learner)
+    calls.made(number, 1)
     spent = time.perf_counter() - started
     return {
         "what": "call",
         "seeds": seeds,
-        "calls": calls,
-        "ms": round(1e3 * spent / calls, 2),
+        "calls": number,
+        "ms": round(1e3 * spent / number, 2),
         "starting_s": round(starting, 1),
         "tracks": shapes(subject, seeds, 100),
     }
+
+
+def measure_profile(subject: Subject, seeds: int) -> Iterator[dict[str, Any]]:
+    """Milliseconds a call that the device works, and launches."""
+    calls = Calls.of(subject, seeds)
+    parts: dict[str, dict[str, str]] = defaultdict(dict)
+    for program in calls.compiled():
+        text = program.as_text()
+        found = re.match(r"HloModule (\S+),", text)
+        assert found is not None
+        parts[found[1]] |= parts_of(text)
+    calls = calls.made(3, 0).made(PROFILED, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            calls.made(PROFILED, 1)
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        events = list(launches(jax.profiler.ProfileData.from_file(str(path))))
+    by_part: dict[tuple[str, str], list[float]] = defaultdict(list)
+    by_kernel: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        part = parts.get(event.program, {}).get(event.operation, REST)
+        by_part[event.program, part].append(event.ms)
+        by_kernel[event.kernel].append(event.ms)
+
+    def line(what: str, spent: list[float], **named: str) -> dict[str, Any]:
+        ms, count = round(sum(spent) / PROFILED, 3), round(len(spent) / PROFILED, 1)
+        return {"what": what, "seeds": seeds, **named, "ms": ms, "launches": count}
+
+    yield line("profile", [event.ms for event in events])
+    for (program, part), spent in sorted(by_part.items(), key=lambda item: -sum(item[1])):
+        yield line("profile", spent, program=program, part=part)
+    longest = sorted(by_kernel.items(), key=lambda item: -sum(item[1]))
+    for kernel, spent in longest[:40]:
+        yield line("kernel", spent, kernel=kernel)
+
+
+class Launch(NamedTuple):
+    """Of a kernel, or a copy."""
+
+    program: str
+    operation: str
+    kernel: str
+    ms: float
+
+
+def launches(profile: jax.profiler.ProfileData) -> Iterator[Launch]:
+    """What a GPU did, or the threads of a CPU."""
+    on_gpu = any(plane.name.startswith("/device:GPU") for plane in profile.planes)
+    for plane in profile.planes:
+        if on_gpu and not plane.name.startswith("/device:GPU"):
+            continue
+        for timeline in plane.lines:
+            if on_gpu and not timeline.name.startswith("Stream"):
+                continue
+            for event in timeline.events:
+                named = {str(name): str(value) for name, value in event.stats}
+                if on_gpu or "hlo_op" in named:
+                    where = named.get("hlo_module", ""), named.get("hlo_op", "")
+                    yield Launch(*where, event.name, event.duration_ns / 1e6)
 
 
 def measure_plain(subject: Subject, calls: int) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class _Now(NamedTuple):
     value_valid: Bool[Array, "B R N"]
 
 
+@jax.named_scope("imagination")
 def imagine(
     local: LocalModel,
     joint: JointModel,

@@ -134,6 +134,7 @@ def separate(joined: Joined, like: Tree) -> Tree:
     return jax.tree.unflatten(structure, leaves)
 
 
+@jax.named_scope("optimizer")
 def apply_update(
     optimizer: Optimizer | optax.GradientTransformation,
     gradient: Tree,
@@ -154,6 +155,7 @@ def apply_update(
     return stepped, kept, report
 
 
+@jax.named_scope("optimizer")
 def follow(slow: Tree, fast: Tree, rate: float) -> Tree:
     """The slow copy after a step of exponential averaging towards the fast one."""
 
@@ -164,6 +166,7 @@ def follow(slow: Tree, fast: Tree, rate: float) -> Tree:
     return jax.tree.map(step, slow, fast)
 
 
+@jax.named_scope("optimizer")
 def is_finite(tree: PyTree[Array]) -> Bool[Array, ""]:
     """Whether no entry is infinite or NaN, or so large that its square is."""
     return jnp.isfinite(_norm(tree))

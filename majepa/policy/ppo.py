@@ -51,6 +51,7 @@ class ReplayTargets(NamedTuple):
         return imagined[0, :, :-1]
 
 
+@jax.named_scope("advantages")
 def freeze(imagined: Imagined, target: Critic, config: MajepaConfig) -> Frozen:
     """Advantages, returns and weights of an imagined batch (Eq. of appendix PPO)."""
     policy = config.policy
@@ -76,6 +77,7 @@ def freeze(imagined: Imagined, target: Critic, config: MajepaConfig) -> Frozen:
     )
 
 
+@jax.named_scope("advantages")
 def replay_targets(
     record: Record, boot: Float[Array, "B T N"], config: MajepaConfig
 ) -> ReplayTargets:
@@ -105,6 +107,7 @@ class PolicyReport(NamedTuple):
     """KL between old and new policy, estimated on the decisions."""
 
 
+@jax.named_scope("actor")
 def actor_loss(
     actor: Actor,
     frozen: Frozen,
@@ -134,6 +137,7 @@ def actor_loss(
     return loss, (old, report)
 
 
+@jax.named_scope("critic")
 def critic_loss(
     critic: Critic, frozen: Frozen, replayed: ReplayTargets, config: MajepaConfig
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:

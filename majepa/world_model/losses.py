@@ -108,6 +108,7 @@ def model_loss(
     return total + (routed - sg(routed)), loss
 
 
+@jax.named_scope("local_losses")
 def local_losses(
     local: LocalModel,
     states: States,
@@ -141,6 +142,7 @@ def local_losses(
     return terms, gaussian
 
 
+@jax.named_scope("joint_losses")
 def joint_losses(
     local: LocalModel,
     joint: JointModel,
@@ -173,6 +175,7 @@ def joint_losses(
     return terms, _routes(sg(joint), u_routed[:, :-1], target, valid, config)
 
 
+@jax.named_scope("ahead_losses")
 def ahead_losses(
     joint: JointModel,
     u: Float[Array, "B T N U"],

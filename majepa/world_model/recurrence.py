@@ -50,6 +50,7 @@ def chunk_size(records: int) -> int:
     return max(size for size in range(1, LONGEST_CHUNK + 1) if records % size == 0)
 
 
+@jax.named_scope("latents")
 def sample_latents(
     dynamics: Dynamics,
     posterior: Posterior,
@@ -243,6 +244,7 @@ class Known(NamedTuple):
     turned: Float[Array, "B N T P"]
 
 
+@jax.named_scope("gradients_of_latents")
 def _gradients_of_latents(
     dynamics: Dynamics,
     posterior: Posterior,

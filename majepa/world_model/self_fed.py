@@ -65,6 +65,7 @@ class _Root(NamedTuple):
     valid: Bool[Array, " R"]
 
 
+@jax.named_scope("self_fed")
 def self_fed(
     local: LocalModel,
     joint: JointModel,

@@ -68,6 +68,7 @@ class Roots(NamedTuple):
     episode: Int[Array, "B T"]
 
 
+@jax.named_scope("context")
 def rebuild_context(
     local: LocalModel,
     joint: JointModel,
@@ -135,6 +136,7 @@ def first_needed(record: Record, context: int) -> Int[Array, ""]:
     return least(jnp.min(begin))
 
 
+@jax.named_scope("states")
 def infer(
     local: LocalModel, record: Record, tokens: Tokens, past: Past, key: Key[Array, ""]
 ) -> States:
@@ -169,6 +171,7 @@ def draw_latents(
     return sample_latents(dynamics, posterior, posterior.seen(seen), stored, nothing, key, begin)
 
 
+@jax.named_scope("latents")
 def draw_on_tracks(
     local: LocalModel, sequence: Sequence, key: Key[Array, ""], tracks: Tracks
 ) -> Int[Array, "B T N S"]:
@@ -182,6 +185,7 @@ def draw_on_tracks(
     return tracks.put_back(latent, batch, length)
 
 
+@jax.named_scope("roots")
 def roots_of(
     local: LocalModel,
     joint: JointModel,
