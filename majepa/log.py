@@ -14,9 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .evaluation import Evaluation
 from .files import written_beside
 
+Record = Mapping[str, Any]
+TAIL = 1 << 18
+"""Bytes at the end of a file in which its last evaluation is looked for."""
 LATEST = ("learner/", "nonfinite_in_a_row")
 """How metrics begin that count by themselves: a line shows their last value, not a mean."""
 
@@ -49,7 +54,7 @@ class JsonLines:
 
 
 def cut_back(path: Path, transitions: int) -> None:
-    """Drop what was written after a checkpoint, a torn line, and the end of a finished run."""
+    """Drop what was written after a checkpoint, a torn line, and an end that is to come again."""
     if not path.exists():
         return
     kept = []
@@ -159,6 +164,50 @@ def episode_records(evaluation: Evaluation, **common: Any) -> list[dict[str, Any
         }
         for index in range(evaluation.episodes)
     ]
+
+
+def final_episodes(
+    metrics: Path, evaluations: Path, count: int
+) -> tuple[list[Record], list[Record]] | None:
+    """Of a run that is finished: how it was judged with argmax and with sampled actions, so many
+    episodes each. Everything was written to its end, the line of the metrics too."""
+    final = list(filter(_is_final, whole_lines(evaluations)))
+    argmax, sampled = (
+        [one for one in final if one.get("actions") == actions] for actions in ("argmax", "sampled")
+    )
+    if not len(argmax) == len(sampled) == len(final) / 2 == count:
+        return None
+    if not any(map(_is_final, whole_lines(metrics, tail=TAIL))):
+        return None
+    return argmax, sampled
+
+
+def _is_final(record: Record) -> bool:
+    return record.get("kind") == "final"
+
+
+def read_evaluation(episodes: Sequence[Record]) -> Evaluation:
+    """What `episode_records` made records of."""
+    won, returns, length = (
+        np.asarray([one[name] for one in episodes]) for name in ("won", "return", "length")
+    )
+    return Evaluation(won, returns, length, greedy=episodes[0]["actions"] == "argmax")
+
+
+def whole_lines(path: Path, *, tail: int | None = None) -> Iterator[Record]:
+    """Objects of a file that may be growing at this moment, or of its end alone."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        if tail is not None:
+            file.seek(max(0, path.stat().st_size - tail))
+        for line in file.read().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
 
 
 def describe(evaluation: Evaluation) -> str:

@@ -77,6 +77,7 @@ class Run:
         clock: Clock,
         console: Console,
         best: Score | None,
+        ended: Result | None = None,
     ):
         self.config = config
         self.folder = folder
@@ -84,6 +85,7 @@ class Run:
         self.algorithm = algorithm
         self.clock = clock
         self.best = best
+        self._ended = ended
         self._sinks = make_sinks(config, folder)
         self._metrics = JsonLines(folder / METRICS)
         self._evaluations = JsonLines(folder / EVALUATIONS)
@@ -114,6 +116,7 @@ class Run:
         """`state` may be shapes, but for its transitions."""
         spec, config = self.env.spec, self.config
         verb = f"continues at {state.transitions:,} transitions" if resume else "starts"
+        verb = verb if self._ended is None else f"is finished at {state.transitions:,} transitions"
         self.progress.say(
             f"{config.algorithm} on {spec.name} ({spec.num_agents} agents, seed {config.seed}) "
             f"{verb}; budget {config.steps:,} transitions; folder {self.folder}"
@@ -174,7 +177,10 @@ class Run:
             self.save(lanes[lane])
 
     def end(self, lanes: Lanes, lane: int, stopped: str | None) -> Result:
-        """Save, and judge the run unless it was interrupted."""
+        """Save, and judge the run unless it was interrupted. One that had ended before is left as
+        it is."""
+        if self._ended is not None:
+            return self._ended
         self.save(lanes[lane])
         argmax, sampled = None, None
         if stopped != INTERRUPTED:

@@ -88,6 +88,26 @@ def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
     require_same_world(folder, spec)
 
 
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Be the only process that trains this run, on systems that can tell."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has other locks.
+        yield
+        return
+    with (folder / CONFIG).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(
+                f"another process is training {folder}; wait until it ends, or stop it first"
+            ) from error
+        except OSError:
+            pass  # Some that several machines share have no locks.
+        yield
+
+
 def require_same_world(folder: Path, spec: EnvSpec) -> None:
     """Refuse a run that was made under other rules than those of this version."""
     stored = _read_json(folder / VERSIONS) if _has(folder, VERSIONS) else {}

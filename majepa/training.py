@@ -37,7 +37,7 @@ from .envs.make import make_env
 from .evaluation import evaluation_program
 from .interrupt import interruptible
 from .lanes import Lanes, RunState, is_on_host, joining, lane_programs
-from .log import Clock, cut_back
+from .log import Clock, cut_back, final_episodes, read_evaluation
 from .memory import Need, NoRoom, bytes_of, require_room
 from .progress import clock_time
 from .run import INTERRUPTED, Result, Run, Score, TrainError, batch_size, has_budget
@@ -49,6 +49,7 @@ from .run_folder import (
     METRICS,
     claim,
     give_back,
+    hold,
     new_folder,
     newest_checkpoint,
     reclaim,
@@ -203,10 +204,11 @@ def _open(
 ) -> Iterator[Run]:
     """The host side of each run; only the first speaks."""
     for number, (plan, start) in enumerate(zip(plans, starts, strict=True)):
-        for name in (METRICS, EVALUATIONS):
-            cut_back(plan.folder / name, start.transitions)
+        if start.ended is None:
+            for name in (METRICS, EVALUATIONS):
+                cut_back(plan.folder / name, start.transitions)
         shown = Console(quiet=True, force_terminal=False) if number else console
-        run = Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best)
+        run = Run(plan.config, plan.folder, env, algorithm, clock, shown, start.best, start.ended)
         yield run
         run.announce(shapes._replace(transitions=start.transitions), plan.resume)
         if number == 0 and len(plans) > 1:
@@ -216,25 +218,30 @@ def _open(
 
 @contextlib.contextmanager
 def _claimed(plans: Sequence[_Plan], spec: EnvSpec) -> Iterator[None]:
-    """Every folder is that of its run, or none of them. Those of new runs are given back if there
-    turns out to be no room for learning."""
+    """Every folder is that of its run and of this process, or none of them. Those of new runs are
+    given back if there turns out to be no room for learning."""
     for config, folder, resume in plans:
         if resume:
             reclaim(folder, config, spec)
         else:
             require_free(folder)
-    for config, folder, resume in plans:
-        if resume:
-            sweep(folder)
-        else:
-            claim(folder, config, spec)
-    try:
-        yield
-    except NoRoom:
+    with contextlib.ExitStack() as held:
         for _, folder, resume in plans:
-            if not resume:
-                give_back(folder)
-        raise
+            if resume:
+                held.enter_context(hold(folder))
+        for config, folder, resume in plans:
+            if resume:
+                sweep(folder)
+            else:
+                claim(folder, config, spec)
+                held.enter_context(hold(folder))
+        try:
+            yield
+        except NoRoom:
+            for _, folder, resume in plans:
+                if not resume:
+                    give_back(folder)
+            raise
 
 
 def _plan_memory(runs: Sequence[Run], lanes: Lanes, there: Memory | None) -> None:
@@ -290,6 +297,8 @@ class _Start(NamedTuple):
     best: Score | None
     seconds: Mapping[str, float]
     """Spent before, by phase."""
+    ended: Result | None = None
+    """How it ended, if there is nothing left to do."""
 
     @property
     def transitions(self) -> int:
@@ -406,7 +415,19 @@ def _start(plan: _Plan, algorithm: Algorithm, env: Env, *, on_host: bool) -> _St
             "continued; remove it and --resume to train again from the start"
         )
     meta = checkpoint.read_meta(folder / which)
-    return _Start(state, meta["best"] and Score(**meta["best"]), meta["seconds"])
+    ended = None
+    if not has_budget(config, algorithm, state.transitions):
+        ended = _ended(folder, config, state.transitions, meta["seconds"]["elapsed"])
+    return _Start(state, meta["best"] and Score(**meta["best"]), meta["seconds"], ended)
+
+
+def _ended(folder: Path, config: TrainConfig, transitions: int, seconds: float) -> Result | None:
+    """How a run ended whose last checkpoint was judged already."""
+    count = config.evaluation.final_episodes
+    final = final_episodes(folder / METRICS, folder / EVALUATIONS, count)
+    if final is None or final[0][0]["transitions"] != transitions:
+        return None
+    return Result(folder, transitions, seconds, None, *map(read_evaluation, final))
 
 
 class _Beginning:

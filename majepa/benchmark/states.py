@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..config import ConfigError, TrainConfig
 from ..envs.base import EnvError
 from ..envs.make import make_env
+from ..log import TAIL, final_episodes, whole_lines
 from ..run_folder import CONFIG, EVALUATIONS, METRICS, reclaim
 
 State = Literal["missing", "begun", "finished"]
-Record = Mapping[str, Any]
-TAIL = 1 << 18
-"""Bytes at the end of a log in which its last evaluation is looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +28,11 @@ class Standing:
 def standing(folder: Path, config: TrainConfig) -> Standing:
     if not (folder / CONFIG).is_file():
         return Standing("missing")
-    final = _final_win_rate(folder, config.evaluation.final_episodes)
+    episodes = config.evaluation.final_episodes
+    final = final_episodes(folder / METRICS, folder / EVALUATIONS, episodes)
     if final is not None:
-        return Standing("finished", config.steps, final)
+        wins = sum(one["won"] for one in final[0])
+        return Standing("finished", config.steps, wins / episodes)
     return Standing("begun", *_latest(folder))
 
 
@@ -49,41 +46,10 @@ def require_own(folder: Path, config: TrainConfig) -> None:
         raise ConfigError(f"{error}; choose another --out for this grid") from error
 
 
-def _final_win_rate(folder: Path, episodes: int) -> float | None:
-    """Of a final evaluation that was written to its end, the line of the metrics about it too."""
-    final = list(filter(_is_final, _records(folder / EVALUATIONS)))
-    counts = Counter(record.get("actions") for record in final)
-    if counts != {"argmax": episodes, "sampled": episodes}:
-        return None
-    if not any(map(_is_final, _records(folder / METRICS, tail=TAIL))):
-        return None
-    return sum(record["won"] for record in final if record["actions"] == "argmax") / episodes
-
-
-def _is_final(record: Record) -> bool:
-    return record.get("kind") == "final"
-
-
 def _latest(folder: Path) -> tuple[int, float | None]:
     """Transitions and win rate in the last lines that have them."""
     transitions, win_rate = 0, None
-    for record in _records(folder / METRICS, tail=TAIL):
+    for record in whole_lines(folder / METRICS, tail=TAIL):
         transitions = record.get("transitions", transitions)
         win_rate = record.get("evaluation/win_rate", win_rate)
     return transitions, win_rate
-
-
-def _records(path: Path, *, tail: int | None = None) -> Iterator[Record]:
-    """Whole lines of a file that may be growing at this moment."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        if tail is not None:
-            file.seek(max(0, path.stat().st_size - tail))
-        for line in file.read().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record

@@ -1,6 +1,7 @@
 """The loop: budget, schedule, files, resume bit for bit, and what stops it."""
 
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import CountingEnv, FakeAlgorithm
+from rich.console import Console
 from safetensors.numpy import load_file
 
 from majepa import evaluate, lanes
@@ -21,7 +23,7 @@ from majepa.config import MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfi
 from majepa.envs import make_env
 from majepa.envs.base import EnvError
 from majepa.evaluation import Evaluation
-from majepa.run_folder import BEST, CHECKPOINT, new_folder, read_config
+from majepa.run_folder import BEST, CHECKPOINT, hold, new_folder, read_config
 from majepa.team import open_run
 from majepa.training import TrainError, load_run, make_algorithm, train
 
@@ -137,14 +139,52 @@ def test_what_came_after_a_checkpoint_is_forgotten(finished, tmp_path):
     assert_same_state(finished[0], folder)
 
 
-def test_a_finished_run_can_be_resumed_without_change(finished, tmp_path):
-    whole, result = finished
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_is_left_as_it_is(finished, tmp_path):
+    """Nothing is written, and its result is told again."""
     folder = tmp_path / "again"
-    run(folder)
+    first = run(folder)
+    before = contents(folder)
+    console = Console(file=io.StringIO(), width=200)
+    again = run(folder, resume=True, console=console)
+    assert "is finished at" in console.file.getvalue()
+    assert contents(folder) == before
+    assert (again.transitions, again.stopped) == (first.transitions, None)
+    assert again.seconds == pytest.approx(first.seconds, abs=2)
+    for one, other in ((again.argmax, first.argmax), (again.sampled, first.sampled)):
+        assert one.greedy == other.greedy
+        for name in ("won", "episode_return", "length"):
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("lost", ["the line", "an episode"])
+def test_a_run_that_was_killed_while_it_was_judged_is_judged_again(finished, tmp_path, lost):
+    whole, result = finished
+    folder = tmp_path / "killed"
+    shutil.copytree(whole, folder)
+    name = "metrics.jsonl" if lost == "the line" else "evaluations.jsonl"
+    kept = (folder / name).read_text().splitlines(keepends=True)[:-1]
+    (folder / name).write_text("".join(kept))
     again = run(folder, resume=True)
-    assert again.transitions == result.transitions
-    assert_same_state(whole, folder)
+    assert again.argmax.win_rate == result.argmax.win_rate
     assert lines(folder, "evaluations.jsonl") == lines(whole, "evaluations.jsonl")
+    assert lines(folder, "metrics.jsonl")[-1]["kind"] == "final"
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
+    """A second one is told so, and disturbs nothing."""
+    folder = tmp_path / "busy"
+    run(folder, stop_after=1)
+    partial = folder / CHECKPOINT.parent / f".{CHECKPOINT.stem}.1{CHECKPOINT.suffix}"
+    partial.write_bytes(b"half")
+    before = contents(folder)
+    with hold(folder), pytest.raises(OSError, match=r"another process is training .*busy; wait"):
+        run(folder, resume=True)
+    assert contents(folder) == before
+    assert run(folder, resume=True).stopped is None
 
 
 def test_seeds_matter(finished, tmp_path):
