@@ -2,10 +2,13 @@
 
     uv run python benchmarks/results.py keep RUN --commit b4c33a3 --machine "one H200"
     uv run python benchmarks/results.py draw
+    uv run python benchmarks/results.py facts 3s_vs_4z-1302
 
 `keep` writes the episodes of every evaluation of a run to `results/majepa/MAP-SEED.csv` and a line
 about the run, with a command that makes it, to `results/majepa/runs.csv`. `draw` prints the table,
 with the baselines of the calibration beside it, and writes the curves to `docs/results.svg`.
+`facts` prints what kept episodes say of a run: how battles end and what they return, by evaluation,
+and how the returns of victories go with their lengths.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import correlation, mean, stdev
 from typing import Any, NamedTuple
 
 from majepa.benchmark.data_files import csv_text, read_data
 from majepa.benchmark.grids import ALL_MAPS, find_grid
 from majepa.benchmark.results import Result
 from majepa.config import preset
+from majepa.envs import make_env
 from majepa.run_folder import read_config
 from majepa.stats import wilson
 
@@ -55,10 +59,15 @@ def main() -> None:
     keeping.add_argument("--commit", required=True)
     keeping.add_argument("--machine", required=True)
     parts.add_parser("draw")
+    telling = parts.add_parser("facts")
+    telling.add_argument("runs", nargs="+", help="MAP-SEED")
     options = parser.parse_args()
     if options.what == "keep":
         for folder in options.runs:
             keep(folder, options.commit, options.machine)
+    elif options.what == "facts":
+        for name in options.runs:
+            print(facts(name))
     else:
         found = [read(line) for line in lines_of(RUNS)]
         print(table(found))
@@ -156,6 +165,61 @@ def table(found: list[Kept]) -> str:
 def spread(results: list[Result]) -> str:
     rates = [100 * one.win_rate for one in results]
     return f"{mean(rates):.1f} ({stdev(rates):.1f})"
+
+
+class Battle(NamedTuple):
+    at: int
+    """Transitions when it was fought."""
+    greedy: bool
+    won: bool
+    episode_return: float
+    length: int
+
+
+def battles_of(name: str) -> list[Battle]:
+    return [
+        Battle(
+            int(line["transitions"]), line["actions"] == "argmax", line["won"] == "1",
+            float(line["return"]), int(line["length"]),
+        )
+        for line in lines_of(KEPT / f"{name}.csv")
+    ]  # fmt: skip
+
+
+def facts(name: str) -> str:
+    """A table of a run's evaluations, and a few lines about all of its victories."""
+    limit = make_env(name.rpartition("-")[0]).spec.episode_limit
+    battles = battles_of(name)
+    rows = [[
+        "transitions", "argmax, %", "sampled, %", "lost", "of them to the clock",
+        "length of victories", "their return",
+    ]]  # fmt: skip
+    rows.append(["---"] * len(rows[0]))
+    for at in sorted({one.at for one in battles}):
+        here = [one for one in battles if one.at == at]
+        argmax, sampled = ([one for one in here if one.greedy == kind] for kind in (True, False))
+        lost, won = ([one for one in argmax if one.won == kind] for kind in (False, True))
+        rates = (100 * mean(one.won for one in each) for each in (argmax, sampled))
+        ends = zip(*((one.length, one.episode_return) for one in won), strict=True)
+        means = [f"{mean(leaf):.1f}" for leaf in ends] or ["-", "-"]
+        rows.append([
+            f"{at:,}", *(f"{rate:.0f}" for rate in rates),
+            str(len(lost)), str(sum(one.length >= limit for one in lost)),
+            *means,
+        ])  # fmt: skip
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    won = [one for one in battles if one.won]
+    lengths, returns = [one.length for one in won], [one.episode_return for one in won]
+    lines = [
+        f"{name}: lost are battles with argmax actions, victories of the table too.",
+        f"All {len(won)} victories, sampled ones too: correlation of length and return "
+        f"{correlation(lengths, returns):.3f}; highest return {max(returns):.2f}",
+    ]
+    for low in range(0, limit + 1, 10):
+        some = [one.episode_return for one in won if low <= one.length < low + 10]
+        if some:
+            lines.append(f"{low} to {low + 9} steps: {len(some)} victories return {mean(some):.2f}")
+    return "\n".join(["", table, "", *lines])
 
 
 def draw(found: list[Kept], path: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from majepa.benchmark.grids import ALL_MAPS
@@ -51,3 +52,21 @@ def test_a_run_has_its_budget_and_its_command_on_the_page(run):
         f"| {run['minutes']} |"
     )
     assert line in PAGE
+
+
+def test_facts_are_counted_from_the_episodes():
+    told = RESULTS.facts("3s_vs_4z-1302")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines()]
+    last = next(row for row in rows if row and row[0] == "99,990")
+    assert last[:5] == ["99,990", "81", "82", "19", "14"]
+    with (ROOT / "results" / "majepa" / "3s_vs_4z-1302.csv").open(newline="") as file:
+        won = [line for line in csv.DictReader(file) if line["won"] == "1"]
+    lengths, returns = ([float(line[name]) for line in won] for name in ("length", "return"))
+    assert f"All {len(won)} victories" in told
+    assert f"length and return {np.corrcoef(lengths, returns)[0, 1]:.3f}" in told
+    end = ("99990", "argmax")
+    at_the_end = [line for line in won if (line["transitions"], line["actions"]) == end]
+    mean_length = sum(int(line["length"]) for line in at_the_end) / len(at_the_end)
+    assert float(last[5]) == pytest.approx(mean_length, abs=0.05)
+    # Nobody wins at first: there is nothing to take a mean of.
+    assert rows[3][1:3] == ["0", "0"] and rows[3][5:] == ["-", "-"]
