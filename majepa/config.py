@@ -236,7 +236,7 @@ class CollectConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MajepaConfig:
-    """MA-JEPA. The defaults are preset `paper`."""
+    """Settings of MA-JEPA."""
 
     local: LocalConfig = LocalConfig()
     joint: JointConfig = JointConfig()
@@ -266,7 +266,7 @@ class MajepaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MappoConfig:
-    """MAPPO. The defaults are the paper's for most maps; `MAPPO_MAPS` has the others."""
+    """Settings of MAPPO. Some maps have values of their own: `MAPPO_MAPS`."""
 
     recurrent: bool = True
     """A GRU in actor and critic; otherwise feed-forward."""
@@ -301,7 +301,7 @@ class MappoConfig:
 
 @dataclasses.dataclass(frozen=True)
 class QmixConfig:
-    """QMIX as PyMARL2 has it. The defaults are the paper's."""
+    """Settings of QMIX, as PyMARL2 has it."""
 
     width: int = 64
     """Of the agents' layers."""
@@ -340,7 +340,7 @@ class QmixConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MatConfig:
-    """MAT. The defaults are the paper's for all maps."""
+    """Settings of MAT."""
 
     width: int = 64
     blocks: int = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from majepa.cli import main, parse_train
-from majepa.config import ConfigError, TrainConfig, preset
+from majepa.config import PRESETS, ConfigError, TrainConfig, preset
 from majepa.envs.sim import SCENARIOS
 
 MAPPO_TABLE = ("benchmark", "paper", "--methods", "mappo")
@@ -147,6 +147,13 @@ def test_help_of_train_shows_every_field():
         assert flag in result.stdout
     assert "--algo.imagination.horizon" in result.stdout
     assert "--algo.frames" in told("train", "mappo", "--help").stdout
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_help_of_train_calls_the_defaults_of_no_preset_those_of_another(algorithm):
+    for name in PRESETS[algorithm]:
+        said = told("train", algorithm, "--preset", name, "--help").stdout
+        assert "Settings of" in said and "defaults are" not in said
 
 
 def test_a_wrong_flag_of_train_is_answered_with_the_right_one():
