@@ -17,7 +17,7 @@ import jax
 from . import __version__
 from .config import ConfigError, TrainConfig, from_json, to_json
 from .envs.base import EnvError, EnvSpec
-from .files import partials, written_beside
+from .files import partials, told_of, written_beside
 
 CONFIG = "config.json"
 VERSIONS = "versions.json"
@@ -34,14 +34,13 @@ BEST = Path("checkpoints") / "best.safetensors"
 def new_folder(config: TrainConfig, parent: Path = Path("runs")) -> Path:
     """An empty folder that no other run has: `runs/majepa-3m-0-1`, then `-2` and so on."""
     name = f"{config.algorithm}-{config.env.rpartition(':')[2]}-{config.seed}"
-    parent.mkdir(parents=True, exist_ok=True)
+    with told_of(parent):
+        parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = parent / f"{name}-{number}"
-        try:
+        with told_of(folder), contextlib.suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise AssertionError("counting does not end")
 
 
@@ -59,7 +58,8 @@ def require_free(folder: Path) -> None:
 def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
     """Make a folder this run's own; a folder that holds anything else is left as it is."""
     require_free(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with told_of(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / VERSIONS, versions(spec))
     _write_json(folder / CONFIG, to_json(config))
 

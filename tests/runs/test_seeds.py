@@ -96,6 +96,14 @@ def test_seeds_that_cannot_be_are_refused(world, arguments, message):
     assert not any(world.iterdir())
 
 
+def test_a_folder_that_cannot_be_made_is_named(world):
+    (world / "runs").touch()
+    with pytest.raises(OSError, match="^cannot write runs: runs is a file$"):
+        cli.train([*SHORT])
+    with pytest.raises(OSError, match="^cannot write runs/mine: Not a directory$"):
+        cli.train([*SHORT, "--out", "runs/mine"])
+
+
 def test_a_folder_that_is_taken_leaves_all_as_they_are(world):
     (world / "mine" / "seed-1").mkdir(parents=True)
     (world / "mine" / "seed-1" / "note").touch()
