@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import decimal
 import json
 import shlex
 import sys
@@ -24,8 +25,38 @@ if TYPE_CHECKING:
 
 BATTLE = Path("replays") / "final.battle.json.gz"
 BATTLE_PAGE = Path("replays") / "final.html"
+DIGITS = 30
+"""That a number may stand for; 1e999999999 would take a while."""
 
 app = tyro.extras.SubcommandApp()
+numbers = tyro.constructors.ConstructorRegistry()
+"""How whole numbers are read."""
+
+
+@numbers.primitive_rule
+def _whole_numbers(
+    kind: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
+    if kind.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda texts: whole_number(texts[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def whole_number(text: str) -> int:
+    """Also from a text such as 1e5, as long as that is a whole number."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(decimal.InvalidOperation):
+        number = decimal.Decimal(text)
+        if number.is_finite() and number.adjusted() < DIGITS and number == int(number):
+            return int(number)
+    raise ValueError(f"{text!r} is not a whole number, such as 30000 or 3e4")
 
 
 @app.command(name="maps")
@@ -345,6 +376,7 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
         default=TrainCommand(config.algorithm, config),
         prog="majepa train",
         config=(tyro.conf.AvoidSubcommands,),
+        registry=numbers,
     )
     _check_train(command, config)
     return command
@@ -432,6 +464,7 @@ def main() -> None:
         else:
             app.cli(
                 prog="majepa",
+                registry=numbers,
                 description=(
                     "World models for cooperative multi-agent RL: SMAC's battles on the "
                     "accelerator, without StarCraft II. Start with `majepa watch 2s3z`, then "

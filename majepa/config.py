@@ -16,6 +16,8 @@ from cattrs.v import format_exception
 
 from .envs.make import nearest_names
 
+MOST_STEPS = 10**12
+"""No machine gets there; more are rather a slip of the hand."""
 MOST_SEEDS = 64
 """That a number may stand for; more are rather a seed that was taken for a number."""
 
@@ -559,6 +561,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require(self.steps >= 1, "steps", self.steps, "at least one transition, such as 30000")
+        _require(self.steps <= MOST_STEPS, "steps", self.steps, f"at most {MOST_STEPS:,}")
         _require(self.seed >= 0, "seed", self.seed, "zero or a positive whole number")
         for name in ("every", "episodes", "final_episodes"):
             value = getattr(self.evaluation, name)

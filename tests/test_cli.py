@@ -107,6 +107,10 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("train", "--preset", "smal"), "did you mean small"),
         (("train", "mappo", "--env", "3mm"), "did you mean 3m"),
         (("train", "--steps", "0"), "steps is 0; it must be at least one transition"),
+        (
+            ("train", "--steps", f"1{20 * '0'}"),
+            "steps is 100000000000000000000; it must be at most",
+        ),
         (("train", "--resume", "nowhere"), "nowhere is not the folder of a run"),
         (
             ("train", "mappo", "--preset", "debug", "--out", "/proc/run"),
@@ -187,6 +191,26 @@ def test_a_preset_picks_defaults_and_flags_override_them():
     mappo = parse_train(["mappo", "--env", "sim:corridor", "--algo.recurrent"]).config
     assert mappo.algo.epochs == 5 and mappo.algo.recurrent and mappo.steps == 400_000
     assert parse_train([]).config == preset()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("30000", 30_000), ("1e5", 100_000), ("2.5E+3", 2_500), ("30_000", 30_000), ("7e0", 7)],
+)
+def test_whole_numbers_may_be_written_short(text, number):
+    command = parse_train(["--steps", text, "--save-every", text, "--seeds", "1", text])
+    assert command.config.steps == command.config.save_every == number
+    assert command.seeds == (1, number) and type(command.config.steps) is int
+
+
+@pytest.mark.parametrize("text", ["1e-5", "2.5", "many", "1e", "nan", "inf", "1e999999999"])
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_what_is_no_whole_number_is_told(command, text):
+    result = told(command, "--steps", text)
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert f": {text!r} is not a whole number, such as 30000 or 3e4" in said
+    assert "INT" in told(command, "--help").stdout
 
 
 @pytest.mark.parametrize(

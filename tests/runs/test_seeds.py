@@ -98,9 +98,9 @@ def test_seeds_that_cannot_be_are_refused(world, arguments, message):
 
 def test_a_folder_that_cannot_be_made_is_named(world):
     (world / "runs").touch()
-    with pytest.raises(OSError, match="^cannot write runs: runs is a file$"):
+    with pytest.raises(OSError, match=r"^cannot write runs: runs is a file$"):
         cli.train([*SHORT])
-    with pytest.raises(OSError, match="^cannot write runs/mine: Not a directory$"):
+    with pytest.raises(OSError, match=r"^cannot write runs/mine: Not a directory$"):
         cli.train([*SHORT, "--out", "runs/mine"])
 
 
