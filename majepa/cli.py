@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import decimal
+import itertools
 import json
 import shlex
 import sys
@@ -17,7 +18,7 @@ import tyro
 from rich.console import Console
 
 from . import __version__
-from .config import ConfigError, TrainConfig, preset, with_seeds
+from .config import PRESETS, ConfigError, TrainConfig, preset, with_seeds
 from .envs.base import EnvError
 
 if TYPE_CHECKING:
@@ -149,12 +150,19 @@ def evaluate(
         as_json: Print one JSON object, for programs.
     """
     from .api import evaluate as judge
+    from .checkpoint import CheckpointError
     from .evaluation import EVALUATION_SEED
     from .log import describe
+    from .run_folder import BEST
 
     _keep_programs()
     chosen = EVALUATION_SEED if seed is None else seed
-    result = judge(run, episodes=episodes, seed=chosen, checkpoint=checkpoint)
+    try:
+        result = judge(run, episodes=episodes, seed=chosen, checkpoint=checkpoint)
+    except (CheckpointError, FileNotFoundError) as error:
+        if checkpoint == "best" or not (run / BEST).is_file():
+            raise
+        raise type(error)(f"{error}; `--checkpoint best` takes {run / BEST}") from error
     if as_json:
         line: dict[str, object] = {"run": str(run), "transitions": result.transitions}
         for name, played in (("argmax", result.argmax), ("sampled", result.sampled)):
@@ -369,7 +377,12 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
         config = read_config_file(Path(picked.config))
     else:
         algorithm = arguments[0] if named else "majepa"
+        if algorithm not in PRESETS and _is_map(algorithm):
+            known = ", ".join(PRESETS)
+            raise ConfigError(f"unknown algorithm {algorithm!r}; choose one of {known}; "
+                              f"did you mean --env {algorithm}?")  # fmt: skip
         config = preset(algorithm, picked.preset, picked.env or "sim:3m")
+        _require_no_map(arguments)
     command = tyro.cli(
         TrainCommand,
         args=arguments,
@@ -380,6 +393,20 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
     )
     _check_train(command, config)
     return command
+
+
+def _require_no_map(arguments: Sequence[str]) -> None:
+    """Refuse a map that stands where no flag takes it."""
+    for before, word in itertools.pairwise(arguments):
+        follows_flag = before.startswith("-") and "=" not in before
+        if not follows_flag and _is_map(word):
+            raise ConfigError(f"{word!r} belongs to no flag; did you mean --env {word}?")
+
+
+def _is_map(word: str) -> bool:
+    from .envs.sim import SCENARIOS
+
+    return word.removeprefix("sim:") in SCENARIOS
 
 
 def _require_values(flag: str, given: list[list[str]] | None, wanted: str) -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from majepa.cli import main, parse_train
 from majepa.config import PRESETS, ConfigError, TrainConfig, preset
+from majepa.envs.make import make_env
 from majepa.envs.sim import SCENARIOS
+from majepa.run_folder import BEST, CHECKPOINT, claim
 
 MAPPO_TABLE = ("benchmark", "paper", "--methods", "mappo")
 
@@ -104,6 +106,11 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("watch", "/dev/null/x.battle.json"), "no recorded battle at /dev/null/x.battle.json"),
         (("report", "nowhere"), "nowhere is not the folder of a run"),
         (("train", "mapo"), "did you mean mappo"),
+        (("train", "2s3z"), "majepa, mappo, qmix, mat; did you mean --env 2s3z?"),
+        (("train", "sim:2s3z", "--seed", "1"), "did you mean --env sim:2s3z?"),
+        (("train", "majepa", "2s3z"), "'2s3z' belongs to no flag; did you mean --env 2s3z?"),
+        (("train", "--seed", "1", "2s3z"), "did you mean --env 2s3z?"),
+        (("train", "--seed=1", "2s3z"), "did you mean --env 2s3z?"),
         (("train", "--preset", "smal"), "did you mean small"),
         (("train", "mappo", "--env", "3mm"), "did you mean 3m"),
         (("train", "--steps", "0"), "steps is 0; it must be at least one transition"),
@@ -191,6 +198,7 @@ def test_a_preset_picks_defaults_and_flags_override_them():
     mappo = parse_train(["mappo", "--env", "sim:corridor", "--algo.recurrent"]).config
     assert mappo.algo.epochs == 5 and mappo.algo.recurrent and mappo.steps == 400_000
     assert parse_train([]).config == preset()
+    assert parse_train(["--out", "3m", "--env", "2s3z"]).config.env == "2s3z"
 
 
 @pytest.mark.parametrize(
@@ -225,6 +233,26 @@ def test_settings_that_cannot_be_used(arguments, message):
     with pytest.raises(ConfigError) as caught:
         parse_train(arguments)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("last", [None, b"nonsense"])
+def test_evaluate_leads_to_the_best_checkpoint_where_there_is_one(last, tmp_path):
+    run = tmp_path / "run"
+    config = preset("mappo", "debug", "3m")
+    claim(run, config, make_env(config.env).spec)
+    (run / CHECKPOINT).parent.mkdir()
+    if last is not None:
+        (run / CHECKPOINT).write_bytes(last)
+    reason = "has no last checkpoint yet" if last is None else "is no complete checkpoint"
+    hint = f"; `--checkpoint best` takes {run / BEST}\n"
+    for is_there in (False, True):
+        if is_there:
+            (run / BEST).write_bytes(b"nonsense, too")
+        result = told("evaluate", str(run))
+        assert result.returncode == 2 and reason in result.stderr
+        assert result.stderr.endswith(hint) == is_there == ("--checkpoint" in result.stderr)
+        assert "--checkpoint" not in told("evaluate", str(run), "--checkpoint", "best").stderr
+        assert "--checkpoint" not in told("watch", str(run)).stderr
 
 
 @pytest.mark.slow
@@ -290,6 +318,7 @@ def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
     assert stored["seed"] == 1 and stored["steps"] == steps
     (run / "checkpoints" / "last.safetensors").write_bytes(b"nonsense")
     assert "is no complete checkpoint" in fails("evaluate", str(run))
+    assert "--checkpoint" not in fails("watch", str(run))
     assert "is no complete checkpoint" in fails("train", "--resume", str(run))
     stored["algo"]["from_the_future"] = 1
     (copy / "config.json").write_text(json.dumps(stored))
