@@ -14,7 +14,7 @@ from typing import Any, Literal
 import cattrs
 from cattrs.v import format_exception
 
-from .envs.make import nearest_names
+from .envs.make import LARGEST_SEED, nearest_names
 
 MOST_STEPS = 10**12
 """No machine gets there; more are rather a slip of the hand."""
@@ -393,6 +393,11 @@ def _require(good: bool, name: str, seen: object, wanted: str) -> None:
         raise ConfigError(f"{name} is {seen!r}; it must be {wanted}")
 
 
+def require_seed(seed: int) -> None:
+    """Refuse a seed that would not be one of its own: keys take 32 bits of it."""
+    _require(0 <= seed <= LARGEST_SEED, "seed", seed, f"from 0 to {LARGEST_SEED}")
+
+
 MAY_BE_ZERO = {"prefill", "model_only_calls"}
 SHARES = {
     "unimix", "ema", "horizon_decay", "uniform", "decay", "discount", "trace", "replay_trace",
@@ -562,7 +567,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _require(self.steps >= 1, "steps", self.steps, "at least one transition, such as 30000")
         _require(self.steps <= MOST_STEPS, "steps", self.steps, f"at most {MOST_STEPS:,}")
-        _require(self.seed >= 0, "seed", self.seed, "zero or a positive whole number")
+        require_seed(self.seed)
         for name in ("every", "episodes", "final_episodes"):
             value = getattr(self.evaluation, name)
             _require(value >= 1, f"evaluation.{name}", value, "one or more")

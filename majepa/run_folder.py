@@ -8,7 +8,7 @@ import itertools
 import json
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,13 @@ def new_folder(config: TrainConfig, parent: Path = Path("runs")) -> Path:
     raise AssertionError("counting does not end")
 
 
-def require_free(folder: Path) -> None:
-    """Refuse a folder that holds anything."""
+def require_free(folder: Path, together: Sequence[Path] = ()) -> None:
+    """Refuse a folder that holds anything; `together`: all of its command's."""
     if (folder / CONFIG).exists():
+        runs = [other for other in together if (other / CONFIG).exists()] or [folder]
+        it, named = "all" if len(runs) > 1 else "it", " ".join(map(str, runs))
         raise FileExistsError(
-            f"{folder} holds a run already; continue it with `majepa train --resume {folder}`, "
+            f"{folder} holds a run already; continue {it} with `majepa train --resume {named}`, "
             "or name another folder"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -20,6 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from .config import require_seed
 from .envs.base import Env, EnvError
 from .envs.make import make_env
 from .envs.sim.env import BattleEnv
@@ -51,6 +52,8 @@ def watch(
     """
     if out is not None:
         _check_suffix(out)
+    if seed is not None:
+        require_seed(seed)
     if (Path(source) / CONFIG).is_file():
         recording = play_run(Path(source), policy or "argmax", seed or 0)
     elif not is_recording(source):
