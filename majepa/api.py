@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .config import ConfigError, TrainConfig, with_overrides, with_seeds
+from .config import ConfigError, TrainConfig, require_seed, with_overrides, with_seeds
 from .config import preset as make_config
 from .envs.base import Env
 from .evaluation import EVALUATION_SEED, Evaluation
@@ -105,6 +105,7 @@ def evaluate(
     """Play fresh episodes with the agents of a run, and keep every one in its folder."""
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be one or more")
+    require_seed(seed)
     folder = Path(run)
     opened = open_run(folder, checkpoint, env=env)
     results = [

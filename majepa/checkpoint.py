@@ -100,7 +100,7 @@ def write(path: Path, taken: Snapshot, *, twin: Path | None = None) -> None:
             if twin is not None:
                 _share(partial, twin)
     except OSError as error:
-        raise OSError(f"cannot write {path}: {error}; what was there is as it was") from error
+        raise OSError(f"{error}; what was there is as it was") from error
 
 
 def _share(file: Path, twin: Path) -> None:

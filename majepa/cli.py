@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import decimal
+import itertools
 import json
 import shlex
 import sys
@@ -16,7 +18,7 @@ import tyro
 from rich.console import Console
 
 from . import __version__
-from .config import ConfigError, TrainConfig, preset, with_seeds
+from .config import PRESETS, ConfigError, TrainConfig, preset, with_seeds
 from .envs.base import EnvError
 
 if TYPE_CHECKING:
@@ -24,8 +26,38 @@ if TYPE_CHECKING:
 
 BATTLE = Path("replays") / "final.battle.json.gz"
 BATTLE_PAGE = Path("replays") / "final.html"
+DIGITS = 30
+"""That a number may stand for; 1e999999999 would take a while."""
 
 app = tyro.extras.SubcommandApp()
+numbers = tyro.constructors.ConstructorRegistry()
+"""How whole numbers are read."""
+
+
+@numbers.primitive_rule
+def _whole_numbers(
+    kind: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
+    if kind.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda texts: whole_number(texts[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def whole_number(text: str) -> int:
+    """Also from a text such as 1e5, as long as that is a whole number."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(decimal.InvalidOperation):
+        number = decimal.Decimal(text)
+        if number.is_finite() and number.adjusted() < DIGITS and number == int(number):
+            return int(number)
+    raise ValueError(f"{text!r} is not a whole number, such as 30000 or 3e4")
 
 
 @app.command(name="maps")
@@ -118,12 +150,19 @@ def evaluate(
         as_json: Print one JSON object, for programs.
     """
     from .api import evaluate as judge
+    from .checkpoint import CheckpointError
     from .evaluation import EVALUATION_SEED
     from .log import describe
+    from .run_folder import BEST
 
     _keep_programs()
     chosen = EVALUATION_SEED if seed is None else seed
-    result = judge(run, episodes=episodes, seed=chosen, checkpoint=checkpoint)
+    try:
+        result = judge(run, episodes=episodes, seed=chosen, checkpoint=checkpoint)
+    except (CheckpointError, FileNotFoundError) as error:
+        if checkpoint == "best" or not (run / BEST).is_file():
+            raise
+        raise type(error)(f"{error}; `--checkpoint best` takes {run / BEST}") from error
     if as_json:
         line: dict[str, object] = {"run": str(run), "transitions": result.transitions}
         for name, played in (("argmax", result.argmax), ("sampled", result.sampled)):
@@ -338,16 +377,36 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
         config = read_config_file(Path(picked.config))
     else:
         algorithm = arguments[0] if named else "majepa"
+        if algorithm not in PRESETS and _is_map(algorithm):
+            known = ", ".join(PRESETS)
+            raise ConfigError(f"unknown algorithm {algorithm!r}; choose one of {known}; "
+                              f"did you mean --env {algorithm}?")  # fmt: skip
         config = preset(algorithm, picked.preset, picked.env or "sim:3m")
+        _require_no_map(arguments)
     command = tyro.cli(
         TrainCommand,
         args=arguments,
         default=TrainCommand(config.algorithm, config),
         prog="majepa train",
         config=(tyro.conf.AvoidSubcommands,),
+        registry=numbers,
     )
     _check_train(command, config)
     return command
+
+
+def _require_no_map(arguments: Sequence[str]) -> None:
+    """Refuse a map that stands where no flag takes it."""
+    for before, word in itertools.pairwise(arguments):
+        follows_flag = before.startswith("-") and "=" not in before
+        if not follows_flag and _is_map(word):
+            raise ConfigError(f"{word!r} belongs to no flag; did you mean --env {word}?")
+
+
+def _is_map(word: str) -> bool:
+    from .envs.sim import SCENARIOS
+
+    return word.removeprefix("sim:") in SCENARIOS
 
 
 def _require_values(flag: str, given: list[list[str]] | None, wanted: str) -> None:
@@ -432,6 +491,7 @@ def main() -> None:
         else:
             app.cli(
                 prog="majepa",
+                registry=numbers,
                 description=(
                     "World models for cooperative multi-agent RL: SMAC's battles on the "
                     "accelerator, without StarCraft II. Start with `majepa watch 2s3z`, then "

@@ -14,8 +14,10 @@ from typing import Any, Literal
 import cattrs
 from cattrs.v import format_exception
 
-from .envs.make import nearest_names
+from .envs.make import LARGEST_SEED, nearest_names
 
+MOST_STEPS = 10**12
+"""No machine gets there; more are rather a slip of the hand."""
 MOST_SEEDS = 64
 """That a number may stand for; more are rather a seed that was taken for a number."""
 
@@ -236,7 +238,7 @@ class CollectConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MajepaConfig:
-    """MA-JEPA. The defaults are preset `paper`."""
+    """Settings of MA-JEPA."""
 
     local: LocalConfig = LocalConfig()
     joint: JointConfig = JointConfig()
@@ -266,7 +268,7 @@ class MajepaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MappoConfig:
-    """MAPPO. The defaults are the paper's for most maps; `MAPPO_MAPS` has the others."""
+    """Settings of MAPPO. Some maps have values of their own: `MAPPO_MAPS`."""
 
     recurrent: bool = True
     """A GRU in actor and critic; otherwise feed-forward."""
@@ -301,7 +303,7 @@ class MappoConfig:
 
 @dataclasses.dataclass(frozen=True)
 class QmixConfig:
-    """QMIX as PyMARL2 has it. The defaults are the paper's."""
+    """Settings of QMIX, as PyMARL2 has it."""
 
     width: int = 64
     """Of the agents' layers."""
@@ -340,7 +342,7 @@ class QmixConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MatConfig:
-    """MAT. The defaults are the paper's for all maps."""
+    """Settings of MAT."""
 
     width: int = 64
     blocks: int = 1
@@ -389,6 +391,11 @@ MAPPO_MAPS: Mapping[str, Mapping[str, Any]] = {
 def _require(good: bool, name: str, seen: object, wanted: str) -> None:
     if not good:
         raise ConfigError(f"{name} is {seen!r}; it must be {wanted}")
+
+
+def require_seed(seed: int) -> None:
+    """Refuse a seed that would not be one of its own: keys take 32 bits of it."""
+    _require(0 <= seed <= LARGEST_SEED, "seed", seed, f"from 0 to {LARGEST_SEED}")
 
 
 MAY_BE_ZERO = {"prefill", "model_only_calls"}
@@ -559,7 +566,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require(self.steps >= 1, "steps", self.steps, "at least one transition, such as 30000")
-        _require(self.seed >= 0, "seed", self.seed, "zero or a positive whole number")
+        _require(self.steps <= MOST_STEPS, "steps", self.steps, f"at most {MOST_STEPS:,}")
+        require_seed(self.seed)
         for name in ("every", "episodes", "final_episodes"):
             value = getattr(self.evaluation, name)
             _require(value >= 1, f"evaluation.{name}", value, "one or more")

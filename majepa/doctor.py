@@ -16,6 +16,7 @@ from pathlib import Path
 from . import checks, compilation, machine
 from .checks import Check, DeviceInfo, Memory
 from .config import PRESETS, TrainConfig, preset
+from .envs.make import make_env
 
 RUNS = Path("runs")
 FIX_OF_RUN = "`majepa train --help` lists algorithms and presets, `majepa maps` the maps"
@@ -49,7 +50,11 @@ class Run:
 
 
 def doctor(run: Run, *, as_json: bool = False, parent: Path = RUNS) -> int:
-    """Check, print, and return the exit code: 1 if there is a problem."""
+    """Check, print, and return the exit code: 1 if there is a problem.
+
+    A run that is named wrongly is an error of whoever named it, before anything is looked at.
+    """
+    make_env(run.config.env)
     found = list(diagnose(run, parent))
     if as_json:
         print(json.dumps([dataclasses.asdict(check) for check in found], indent=2))

@@ -306,6 +306,8 @@ def write(recording: Recording, path: Path) -> None:
 
 
 def read(path: Path) -> Recording:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no recorded battle at {path}")
     data = path.read_bytes()
     try:
         if data[:2] == b"\x1f\x8b":

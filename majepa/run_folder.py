@@ -8,7 +8,7 @@ import itertools
 import json
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax
 from . import __version__
 from .config import ConfigError, TrainConfig, from_json, to_json
 from .envs.base import EnvError, EnvSpec
-from .files import partials, written_beside
+from .files import partials, told_of, written_beside
 
 CONFIG = "config.json"
 VERSIONS = "versions.json"
@@ -34,22 +34,23 @@ BEST = Path("checkpoints") / "best.safetensors"
 def new_folder(config: TrainConfig, parent: Path = Path("runs")) -> Path:
     """An empty folder that no other run has: `runs/majepa-3m-0-1`, then `-2` and so on."""
     name = f"{config.algorithm}-{config.env.rpartition(':')[2]}-{config.seed}"
-    parent.mkdir(parents=True, exist_ok=True)
+    with told_of(parent):
+        parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = parent / f"{name}-{number}"
-        try:
+        with told_of(folder), contextlib.suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise AssertionError("counting does not end")
 
 
-def require_free(folder: Path) -> None:
-    """Refuse a folder that holds anything."""
+def require_free(folder: Path, together: Sequence[Path] = ()) -> None:
+    """Refuse a folder that holds anything; `together`: all of its command's."""
     if (folder / CONFIG).exists():
+        runs = [other for other in together if (other / CONFIG).exists()] or [folder]
+        it, named = "all" if len(runs) > 1 else "it", " ".join(map(str, runs))
         raise FileExistsError(
-            f"{folder} holds a run already; continue it with `majepa train --resume {folder}`, "
+            f"{folder} holds a run already; continue {it} with `majepa train --resume {named}`, "
             "or name another folder"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -59,7 +60,8 @@ def require_free(folder: Path) -> None:
 def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
     """Make a folder this run's own; a folder that holds anything else is left as it is."""
     require_free(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with told_of(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / VERSIONS, versions(spec))
     _write_json(folder / CONFIG, to_json(config))
 

@@ -224,7 +224,7 @@ def _claimed(plans: Sequence[_Plan], spec: EnvSpec) -> Iterator[None]:
         if resume:
             reclaim(folder, config, spec)
         else:
-            require_free(folder)
+            require_free(folder, [plan.folder for plan in plans])
     with contextlib.ExitStack() as held:
         for _, folder, resume in plans:
             if resume:

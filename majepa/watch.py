@@ -20,6 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from .config import require_seed
 from .envs.base import Env, EnvError
 from .envs.make import make_env
 from .envs.sim.env import BattleEnv
@@ -51,6 +52,8 @@ def watch(
     """
     if out is not None:
         _check_suffix(out)
+    if seed is not None:
+        require_seed(seed)
     if (Path(source) / CONFIG).is_file():
         recording = play_run(Path(source), policy or "argmax", seed or 0)
     elif not is_recording(source):
@@ -79,7 +82,15 @@ def play_run(folder: Path, actions: str, seed: int) -> Recording:
 
 
 def battle_env(map_name: str) -> BattleEnv:
-    return _drawable(make_env(map_name))
+    try:
+        env = make_env(map_name)
+    except EnvError as error:
+        if "/" not in map_name and not Path(map_name).exists():
+            raise
+        raise EnvError(
+            f"{map_name} is neither a run's folder, a map nor a recorded battle"
+        ) from error
+    return _drawable(env)
 
 
 def _drawable(env: Env) -> BattleEnv:
@@ -113,6 +124,7 @@ def write_video(scenes: Sequence[Scene], path: Path, *, fps: float = 8.0, size: 
     if not scenes:
         raise ValueError("there are no scenes to write; record an episode first")
     with written_beside(path) as partial:
+        partial.touch()  # An encoder that cannot write would name this file and not `path`.
         VIDEOS[path.suffix.lower()](scenes, partial, fps, size)
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from majepa.cli import main, parse_train
-from majepa.config import ConfigError, TrainConfig, preset
+from majepa.config import PRESETS, ConfigError, TrainConfig, preset
+from majepa.envs.make import make_env
 from majepa.envs.sim import SCENARIOS
+from majepa.run_folder import BEST, CHECKPOINT, claim
 
 MAPPO_TABLE = ("benchmark", "paper", "--methods", "mappo")
 
@@ -96,16 +98,40 @@ def test_watch_writes_a_file_and_says_how_it_ended(tmp_path):
         (("watch", "2s4z"), "did you mean 2s3z"),
         (("watch", "3m", "--policy", "nearst"), "did you mean nearest"),
         (("watch", "3m", "--out", "battle.avi"), ".gif"),
-        (("watch", "3m", "--out", "/proc/battle.gif"), "/proc"),
-        (("watch", "nowhere.battle.json.gz"), "nowhere.battle.json.gz"),
-        (("watch", "/dev/null/x.battle.json"), "/dev/null"),
+        (("watch", "nope"), "unknown map 'nope'; choose one of 2m_vs_1z"),
+        (("watch", "no/pe"), "no/pe is neither a run's folder, a map nor a recorded battle"),
+        (("watch", "3m", "--out", "/proc/battle.gif"), "cannot write /proc/battle.gif: No such"),
+        (("watch", "3m", "--out", "/proc/battle.mp4"), "cannot write /proc/battle.mp4: No such"),
+        (("watch", "nowhere.battle.json.gz"), "no recorded battle at nowhere.battle.json.gz"),
+        (("watch", "/dev/null/x.battle.json"), "no recorded battle at /dev/null/x.battle.json"),
         (("report", "nowhere"), "nowhere is not the folder of a run"),
         (("train", "mapo"), "did you mean mappo"),
+        (("train", "2s3z"), "majepa, mappo, qmix, mat; did you mean --env 2s3z?"),
+        (("train", "sim:2s3z", "--seed", "1"), "did you mean --env sim:2s3z?"),
+        (("train", "majepa", "2s3z"), "'2s3z' belongs to no flag; did you mean --env 2s3z?"),
+        (("train", "--seed", "1", "2s3z"), "did you mean --env 2s3z?"),
+        (("train", "--seed=1", "2s3z"), "did you mean --env 2s3z?"),
         (("train", "--preset", "smal"), "did you mean small"),
         (("train", "mappo", "--env", "3mm"), "did you mean 3m"),
         (("train", "--steps", "0"), "steps is 0; it must be at least one transition"),
+        (
+            ("train", "--steps", f"1{20 * '0'}"),
+            "steps is 100000000000000000000; it must be at most",
+        ),
         (("train", "--resume", "nowhere"), "nowhere is not the folder of a run"),
-        (("train", "mappo", "--preset", "debug", "--out", "/proc/run"), "/proc"),
+        (
+            ("train", "mappo", "--preset", "debug", "--out", "/proc/run"),
+            "cannot write /proc/run: No such file or directory",
+        ),
+        (("train", "--seed", "-1"), "seed is -1; it must be from 0 to 4294967295"),
+        (("train", "--seed", "4294967296"), "seed is 4294967296; it must be from 0 to 4294967295"),
+        (("train", "--seeds", "2", "--seed", "4294967295"), "seed is 4294967296; it must be from"),
+        (("train", "--seeds", "1", "4294967296"), "seed is 4294967296; it must be from 0"),
+        (("watch", "3m", "--seed", "-1"), "seed is -1; it must be from 0 to 4294967295"),
+        (("watch", "3m", "--seed", "1e23"), f"seed is 1{23 * '0'}; it must be from 0"),
+        (("evaluate", "nowhere", "--seed", "-2"), "seed is -2; it must be from 0 to 4294967295"),
+        (("doctor", "--preset", "foo"), "unknown preset 'foo' of majepa"),
+        (("doctor", "--env", "3mm", "--json"), "did you mean 3m"),
         (("benchmark", "papr"), "did you mean paper"),
         (("benchmark", "nowhere.json"), "there is no grid file at nowhere.json"),
         (("benchmark", "paper", "--methods", "mapo"), "no method 'mapo'; it has majepa, mappo"),
@@ -149,6 +175,13 @@ def test_help_of_train_shows_every_field():
     assert "--algo.frames" in told("train", "mappo", "--help").stdout
 
 
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_help_of_train_calls_the_defaults_of_no_preset_those_of_another(algorithm):
+    for name in PRESETS[algorithm]:
+        said = told("train", algorithm, "--preset", name, "--help").stdout
+        assert "Settings of" in said and "defaults are" not in said
+
+
 def test_a_wrong_flag_of_train_is_answered_with_the_right_one():
     result = told("train", "--algo.imagination.horizn", "7")
     assert result.returncode == 2
@@ -174,6 +207,27 @@ def test_a_preset_picks_defaults_and_flags_override_them():
     mappo = parse_train(["mappo", "--env", "sim:corridor", "--algo.recurrent"]).config
     assert mappo.algo.epochs == 5 and mappo.algo.recurrent and mappo.steps == 400_000
     assert parse_train([]).config == preset()
+    assert parse_train(["--out", "3m", "--env", "2s3z"]).config.env == "2s3z"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("30000", 30_000), ("1e5", 100_000), ("2.5E+3", 2_500), ("30_000", 30_000), ("7e0", 7)],
+)
+def test_whole_numbers_may_be_written_short(text, number):
+    command = parse_train(["--steps", text, "--save-every", text, "--seeds", "1", text])
+    assert command.config.steps == command.config.save_every == number
+    assert command.seeds == (1, number) and type(command.config.steps) is int
+
+
+@pytest.mark.parametrize("text", ["1e-5", "2.5", "many", "1e", "nan", "inf", "1e999999999"])
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_what_is_no_whole_number_is_told(command, text):
+    result = told(command, "--steps", text)
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert f": {text!r} is not a whole number, such as 30000 or 3e4" in said
+    assert "INT" in told(command, "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -188,6 +242,26 @@ def test_settings_that_cannot_be_used(arguments, message):
     with pytest.raises(ConfigError) as caught:
         parse_train(arguments)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("last", [None, b"nonsense"])
+def test_evaluate_leads_to_the_best_checkpoint_where_there_is_one(last, tmp_path):
+    run = tmp_path / "run"
+    config = preset("mappo", "debug", "3m")
+    claim(run, config, make_env(config.env).spec)
+    (run / CHECKPOINT).parent.mkdir()
+    if last is not None:
+        (run / CHECKPOINT).write_bytes(last)
+    reason = "has no last checkpoint yet" if last is None else "is no complete checkpoint"
+    hint = f"; `--checkpoint best` takes {run / BEST}\n"
+    for is_there in (False, True):
+        if is_there:
+            (run / BEST).write_bytes(b"nonsense, too")
+        result = told("evaluate", str(run))
+        assert result.returncode == 2 and reason in result.stderr
+        assert result.stderr.endswith(hint) == is_there == ("--checkpoint" in result.stderr)
+        assert "--checkpoint" not in told("evaluate", str(run), "--checkpoint", "best").stderr
+        assert "--checkpoint" not in told("watch", str(run)).stderr
 
 
 @pytest.mark.slow
@@ -253,6 +327,7 @@ def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
     assert stored["seed"] == 1 and stored["steps"] == steps
     (run / "checkpoints" / "last.safetensors").write_bytes(b"nonsense")
     assert "is no complete checkpoint" in fails("evaluate", str(run))
+    assert "--checkpoint" not in fails("watch", str(run))
     assert "is no complete checkpoint" in fails("train", "--resume", str(run))
     stored["algo"]["from_the_future"] = 1
     (copy / "config.json").write_text(json.dumps(stored))

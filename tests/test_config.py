@@ -408,7 +408,11 @@ def test_stored_configs_that_cannot_be_used(changes, words):
             "algo.replay.capacity", "4000", "at least 4112 rows",
         ),
         (lambda: TrainConfig(MappoConfig(), steps=0), "steps", "0", "at least one"),
-        (lambda: TrainConfig(MappoConfig(), seed=-1), "seed", "-1", "zero or a positive"),
+        (lambda: TrainConfig(MappoConfig(), seed=-1), "seed", "-1", "from 0 to 4294967295"),
+        (
+            lambda: TrainConfig(MappoConfig(), seed=2**32),
+            "seed", "4294967296", "from 0 to 4294967295",
+        ),
         (lambda: TrainConfig(MappoConfig(), save_every=0), "save_every", "0", "one or more"),
         (
             lambda: TrainConfig(MappoConfig(), evaluation=EvaluationConfig(episodes=0)),

@@ -12,8 +12,9 @@ from jax.numpy import zeros
 
 from majepa import checks, cli, doctor, machine
 from majepa.checks import Check, DeviceInfo, Memory, Played, RunSize
-from majepa.config import preset
+from majepa.config import ConfigError, preset
 from majepa.doctor import Run
+from majepa.envs.base import EnvError
 from majepa.envs.make import make_env
 from majepa.run_size import run_size, state_size
 from majepa.training import _fresh, make_algorithm
@@ -271,11 +272,22 @@ def test_without_jax_the_rest_is_checked(quick, monkeypatch, tmp_path):
         (Run(steps=0), "steps is 0"),
     ],
 )
-def test_a_run_that_cannot_be_is_a_problem(run, message, quick, tmp_path, capsys):
-    assert doctor.doctor(run, parent=tmp_path) == 1
+def test_a_run_that_is_named_wrongly_is_told_before_anything(run, message, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "diagnose", lambda *_: pytest.fail("it looked"))
+    with pytest.raises((ConfigError, EnvError), match=message):
+        doctor.doctor(run)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_cannot_be_is_a_problem(quick, monkeypatch, tmp_path, capsys):
+    def fails(*_):
+        raise ConfigError("too few steps")
+
+    monkeypatch.setattr("majepa.run_size.run_size", fails)
+    assert doctor.doctor(Run(), parent=tmp_path) == 1
     told = capsys.readouterr().out
     (line,) = [line for line in told.splitlines() if line.startswith("problem")]
-    assert message in line and "majepa train --help" in line
+    assert "too few steps" in line and "majepa train --help" in line
     assert told.endswith("\n1 problem\n")
 
 

@@ -312,6 +312,11 @@ def test_a_page_cannot_replace_a_folder(folder):
         write_report(folder, out=folder / "checkpoints")
 
 
+def test_a_page_that_cannot_be_written_is_named_as_it_was_asked_for(folder):
+    with pytest.raises(OSError, match=r"^cannot write /proc/z\.html: No such file or directory$"):
+        write_report(folder, out=Path("/proc/z.html"))
+
+
 def test_settings_that_differ_from_the_preset_are_marked(folder):
     config = json.loads((folder / "config.json").read_text())
     config["algo"]["imagination"]["horizon"] = 9

@@ -241,6 +241,46 @@ def test_watch_says_what_is_wrong_with_a_file(tmp_path):
         watch(str(path))
 
 
+@pytest.mark.parametrize("source", ["runs/nope", "folder", "file.txt", "./2s4z"])
+def test_watch_says_that_a_path_is_nothing_to_watch(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.txt").touch()
+    with pytest.raises(EnvError) as caught:
+        watch(source)
+    assert str(caught.value) == f"{source} is neither a run's folder, a map nor a recorded battle"
+
+
+def test_watch_takes_the_name_of_a_map_for_it_even_where_a_folder_has_it(
+    recording, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(watching, "record", lambda env, player, *, seed: recording)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "3m").mkdir()
+    watch("3m", console=terminal()[0])
+    with pytest.raises(EnvError, match="did you mean nearest"):
+        watch("3m", policy="neerest")
+
+
+@pytest.mark.parametrize("name", ["a.battle.json", "a.battle.json.gz", "no/where.battle.json"])
+def test_watch_says_that_a_recording_is_not_there(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"^there is no recorded battle at {name}$"):
+        watch(name)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4", ".svg", ".html", ".battle.json"])
+def test_watch_names_the_file_that_cannot_be_written(recording, suffix, tmp_path, monkeypatch):
+    monkeypatch.setattr(watching, "record", lambda env, player, *, seed: recording)
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / f"battle{suffix}"
+    with pytest.raises(OSError, match=f"^cannot write {out}: {tmp_path / 'file'} is a file$"):
+        watch("3m", out=out)
+    out = Path(f"/proc/battle{suffix}")
+    with pytest.raises(OSError, match=f"^cannot write {out}: No such file or directory$"):
+        watch("3m", out=out)
+
+
 def test_watch_draws_nothing_but_the_simulator(monkeypatch):
     monkeypatch.setattr(watching, "make_env", lambda name: CountingEnv())
     with pytest.raises(EnvError, match="only battles of the embedded simulator"):

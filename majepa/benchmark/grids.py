@@ -12,7 +12,14 @@ from typing import Any
 import cattrs
 from cattrs.v import format_exception
 
-from ..config import ConfigError, EvaluationConfig, TrainConfig, preset, with_overrides
+from ..config import (
+    ConfigError,
+    EvaluationConfig,
+    TrainConfig,
+    preset,
+    require_seed,
+    with_overrides,
+)
 from ..envs.make import nearest_names
 
 SEEDS = (1302, 2771, 7636)
@@ -120,6 +127,8 @@ class Grid:
             twice = [item for item in items if items.count(item) > 1]
             if twice:
                 raise ConfigError(f"grid {self.name!r} names {twice[0]!r} twice among its {what}")
+        for seed in self.seeds:
+            require_seed(seed)
 
     def cells(self) -> list[Cell]:
         """Map by map, then method by method, then seed by seed."""

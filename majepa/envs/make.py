@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .base import Env, EnvError
 
+LARGEST_SEED = 2**32 - 1
+"""Keys take 32 bits of a seed: larger ones would be no seeds of their own."""
+
 
 def make_env(name: str) -> Env:
     """`family:map`; a bare map name means the embedded simulator, `sim:`."""

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from .base import EnvError, HostStep, TimeStep
-from .make import nearest_names
+from .make import LARGEST_SEED, nearest_names
 from .sim import SCENARIOS, BattleEnv, Options, Rules, Scenario
 from .sim.battle import FIRST_TARGET, NORTH
 from .sim.state import State, Units
@@ -156,7 +156,7 @@ class StarCraft2Env:
     def seed(self, seed: Any = None) -> int:
         """The seed in use. A new one needs a reset to follow."""
         if seed is not None:
-            if not hasattr(seed, "__index__") or not 0 <= operator.index(seed) < 2**32:
+            if not hasattr(seed, "__index__") or not 0 <= operator.index(seed) <= LARGEST_SEED:
                 raise EnvError(f"a seed is an integer from 0 to 2**32 - 1, or None; not {seed!r}")
             self._seed = operator.index(seed)
             self._state, self._now = self._machine.before_first(self._seed), None

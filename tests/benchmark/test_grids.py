@@ -31,6 +31,8 @@ NOT_GRIDS = {
     "a method as text": ({"methods": [METHOD, "qmix"]}, "not the text 'qmix'"),
     "maps as text": ({"envs": "3m"}, "envs must be a list, not the text '3m'"),
     "one seed": ({"seeds": 3}, "seeds must be a list, not 3"),
+    "a negative seed": ({"seeds": [1, -1]}, "seed is -1; it must be from 0 to 4294967295"),
+    "a seed too large": ({"seeds": [2**32]}, "seed is 4294967296; it must be from 0"),
     "unknown field": ({"sedes": [1]}, "sedes"),
     "no maps": ({"envs": []}, "grid 'tiny' has no maps; it needs at least one"),
     "a name with a way out": ({"name": "../x"}, "a grid cannot be named '../x'"),

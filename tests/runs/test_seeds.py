@@ -96,6 +96,25 @@ def test_seeds_that_cannot_be_are_refused(world, arguments, message):
     assert not any(world.iterdir())
 
 
+def test_runs_that_are_there_already_are_all_named(world):
+    for seed in (0, 1):
+        cli.train([*SHORT, "--seed", str(seed), "--out", f"mine/seed-{seed}"])
+    again = "mine/seed-0 holds a run already; continue all with `majepa train --resume"
+    for count in ("2", "3"):
+        with pytest.raises(FileExistsError, match=f"{again} mine/seed-0 mine/seed-1`"):
+            cli.train([*SHORT, "--seeds", count, "--out", "mine"])
+    with pytest.raises(FileExistsError, match=r"continue it with .* --resume mine/seed-1`"):
+        cli.train([*SHORT, "--seeds", "1", "5", "--out", "mine"])
+
+
+def test_a_folder_that_cannot_be_made_is_named(world):
+    (world / "runs").touch()
+    with pytest.raises(OSError, match=r"^cannot write runs: runs is a file$"):
+        cli.train([*SHORT])
+    with pytest.raises(OSError, match=r"^cannot write runs/mine: Not a directory$"):
+        cli.train([*SHORT, "--out", "runs/mine"])
+
+
 def test_a_folder_that_is_taken_leaves_all_as_they_are(world):
     (world / "mine" / "seed-1").mkdir(parents=True)
     (world / "mine" / "seed-1" / "note").touch()
