@@ -18,8 +18,9 @@ Prints one JSON line per measurement:
 - `phase`: each part of a call by itself, beside the floating-point operations and the bytes of its
   matrix products, counted in the traced program;
 - `profile`: how long the device works for each program of a call and for each part of it, a named
-  scope of the package, and which kernels take longest. On GPUs programs then run without CUDA
-  graphs, in which kernels have no names, so that it is measured by itself.
+  scope of the package, and which kernels take longest. Programs that differ in lengths alone have
+  one name and count together. On GPUs programs then run without CUDA graphs, in which kernels have
+  no names, so that it is measured by itself.
 """
 
 from __future__ import annotations

@@ -210,10 +210,12 @@ def facts(name: str) -> str:
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     won = [one for one in battles if one.won]
     lengths, returns = [one.length for one in won], [one.episode_return for one in won]
+    told = f"All {len(won)} victories, sampled ones too"
+    if len(set(lengths)) > 1 and len(set(returns)) > 1:
+        told += f": correlation of length and return {correlation(lengths, returns):.3f}"
     lines = [
         f"{name}: lost are battles with argmax actions, victories of the table too.",
-        f"All {len(won)} victories, sampled ones too: correlation of length and return "
-        f"{correlation(lengths, returns):.3f}; highest return {max(returns):.2f}",
+        told + (f"; highest return {max(returns):.2f}" if returns else ""),
     ]
     for low in range(0, limit + 1, 10):
         some = [one.episode_return for one in won if low <= one.length < low + 10]

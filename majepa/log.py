@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -27,15 +27,23 @@ LATEST = ("learner/", "nonfinite_in_a_row")
 
 
 class JsonLines:
-    """A file that grows by one object per line; a line is out of our hands when `write` returns."""
+    """A file that grows by one object per line; a line is out of our hands when `write` returns.
+
+    It is opened when there is something to write.
+    """
 
     def __init__(self, path: Path):
         self._path = path
-        kept = path.read_bytes() if path.is_file() else b""
-        is_torn = kept != b"" and not kept.endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8")
-        if is_torn:
-            self._file.write("\n")
+        self._file: IO[str] | None = None
+
+    def _opened(self) -> IO[str]:
+        if self._file is None:
+            kept = self._path.read_bytes() if self._path.is_file() else b""
+            is_torn = kept != b"" and not kept.endswith(b"\n")
+            self._file = self._path.open("a", encoding="utf-8")
+            if is_torn:
+                self._file.write("\n")
+        return self._file
 
     def write(self, record: Mapping[str, Any]) -> None:
         self.write_all([record])
@@ -43,14 +51,16 @@ class JsonLines:
     def write_all(self, records: Sequence[Mapping[str, Any]]) -> None:
         lines = (json.dumps(_without_nan(record), allow_nan=False) for record in records)
         try:
-            self._file.write("".join(f"{line}\n" for line in lines))
-            self._file.flush()
+            file = self._opened()
+            file.write("".join(f"{line}\n" for line in lines))
+            file.flush()
         except OSError as error:
             raise OSError(f"cannot write {self._path}: {error}") from error
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def cut_back(path: Path, transitions: int) -> None:
@@ -166,20 +176,26 @@ def episode_records(evaluation: Evaluation, **common: Any) -> list[dict[str, Any
     ]
 
 
-def final_episodes(
-    metrics: Path, evaluations: Path, count: int
-) -> tuple[list[Record], list[Record]] | None:
-    """Of a run that is finished: how it was judged with argmax and with sampled actions, so many
-    episodes each. Everything was written to its end, the line of the metrics too."""
+class Final(NamedTuple):
+    """What a finished run left behind."""
+
+    line: Record
+    """Of the metrics."""
+    argmax: list[Record]
+    sampled: list[Record]
+
+
+def read_final(metrics: Path, evaluations: Path, episodes: int) -> Final | None:
+    """Of a run whose final evaluation, so many episodes of each kind, was written to its end, the
+    line of the metrics too."""
     final = list(filter(_is_final, whole_lines(evaluations)))
     argmax, sampled = (
         [one for one in final if one.get("actions") == actions] for actions in ("argmax", "sampled")
     )
-    if not len(argmax) == len(sampled) == len(final) / 2 == count:
+    if not len(argmax) == len(sampled) == len(final) / 2 == episodes:
         return None
-    if not any(map(_is_final, whole_lines(metrics, tail=TAIL))):
-        return None
-    return argmax, sampled
+    lines = list(filter(_is_final, whole_lines(metrics, tail=TAIL)))
+    return Final(lines[-1], argmax, sampled) if lines else None
 
 
 def _is_final(record: Record) -> bool:

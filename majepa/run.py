@@ -86,7 +86,7 @@ class Run:
         self.clock = clock
         self.best = best
         self._ended = ended
-        self._sinks = make_sinks(config, folder)
+        self._sinks = make_sinks(config, folder) if ended is None else []
         self._metrics = JsonLines(folder / METRICS)
         self._evaluations = JsonLines(folder / EVALUATIONS)
         self._writer = checkpoint.Writer()

@@ -24,6 +24,7 @@ VERSIONS = "versions.json"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 SINKS = ("tensorboard", "wandb")
+LOCK = ".lock"
 CHECKPOINT = Path("checkpoints") / "last.safetensors"
 REPLAY_PLACE = "algo.replay.place"
 """A setting of the machine, not of the run: it may change from one resume to the next."""
@@ -69,7 +70,7 @@ def claim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
 def give_back(folder: Path) -> None:
     """Take away what a new run wrote before it was refused, so that another may have the folder;
     it was empty when it was claimed, and files that no run writes stay."""
-    for name in (CONFIG, VERSIONS, METRICS, EVALUATIONS):
+    for name in (CONFIG, VERSIONS, METRICS, EVALUATIONS, LOCK):
         (folder / name).unlink(missing_ok=True)
     for name in SINKS:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -92,13 +93,13 @@ def reclaim(folder: Path, config: TrainConfig, spec: EnvSpec) -> None:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Be the only process that trains this run, on systems that can tell."""
+    """Be the only process that trains this run, where the system can tell."""
     try:
         import fcntl
     except ImportError:  # Windows has other locks.
         yield
         return
-    with (folder / CONFIG).open("rb") as file:
+    with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -106,8 +107,13 @@ def hold(folder: Path) -> Iterator[None]:
                 f"another process is training {folder}; wait until it ends, or stop it first"
             ) from error
         except OSError:
-            pass  # Some that several machines share have no locks.
-        yield
+            pass  # Some file systems that machines share have no locks.
+        try:
+            yield
+        finally:
+            # Not only by closing: a child of this process may hold the file, too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def require_same_world(folder: Path, spec: EnvSpec) -> None:

@@ -37,7 +37,7 @@ from .envs.make import make_env
 from .evaluation import evaluation_program
 from .interrupt import interruptible
 from .lanes import Lanes, RunState, is_on_host, joining, lane_programs
-from .log import Clock, cut_back, final_episodes, read_evaluation
+from .log import Clock, cut_back, read_evaluation, read_final
 from .memory import Need, NoRoom, bytes_of, require_room
 from .progress import clock_time
 from .run import INTERRUPTED, Result, Run, Score, TrainError, batch_size, has_budget
@@ -415,19 +415,24 @@ def _start(plan: _Plan, algorithm: Algorithm, env: Env, *, on_host: bool) -> _St
             "continued; remove it and --resume to train again from the start"
         )
     meta = checkpoint.read_meta(folder / which)
-    ended = None
-    if not has_budget(config, algorithm, state.transitions):
-        ended = _ended(folder, config, state.transitions, meta["seconds"]["elapsed"])
-    return _Start(state, meta["best"] and Score(**meta["best"]), meta["seconds"], ended)
+    best = meta["best"] and Score(**meta["best"])
+    is_over = which == CHECKPOINT and not has_budget(config, algorithm, state.transitions)
+    # A run that has had no best state was killed before that of its end was written.
+    ended = _ended(folder, config, state.transitions) if is_over and best else None
+    return _Start(state, best, meta["seconds"], ended)
 
 
-def _ended(folder: Path, config: TrainConfig, transitions: int, seconds: float) -> Result | None:
-    """How a run ended whose last checkpoint was judged already."""
+def _ended(folder: Path, config: TrainConfig, transitions: int) -> Result | None:
+    """How a run ended whose last checkpoint was judged already, and nothing is left to be done."""
     count = config.evaluation.final_episodes
-    final = final_episodes(folder / METRICS, folder / EVALUATIONS, count)
-    if final is None or final[0][0]["transitions"] != transitions:
+    final = read_final(folder / METRICS, folder / EVALUATIONS, count)
+    if final is None or final.line["transitions"] != transitions:
         return None
-    return Result(folder, transitions, seconds, None, *map(read_evaluation, final))
+    last, best = folder / CHECKPOINT, folder / BEST
+    if best.is_file() and checkpoint.read_omitted(best) != checkpoint.read_omitted(last):
+        return None  # It was killed before the best state lost its replay.
+    judged = (read_evaluation(episodes) for episodes in (final.argmax, final.sampled))
+    return Result(folder, transitions, final.line["seconds"], None, *judged)
 
 
 class _Beginning:

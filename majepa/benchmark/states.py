@@ -9,7 +9,7 @@ from typing import Literal
 from ..config import ConfigError, TrainConfig
 from ..envs.base import EnvError
 from ..envs.make import make_env
-from ..log import TAIL, final_episodes, whole_lines
+from ..log import TAIL, read_final, whole_lines
 from ..run_folder import CONFIG, EVALUATIONS, METRICS, reclaim
 
 State = Literal["missing", "begun", "finished"]
@@ -29,9 +29,9 @@ def standing(folder: Path, config: TrainConfig) -> Standing:
     if not (folder / CONFIG).is_file():
         return Standing("missing")
     episodes = config.evaluation.final_episodes
-    final = final_episodes(folder / METRICS, folder / EVALUATIONS, episodes)
+    final = read_final(folder / METRICS, folder / EVALUATIONS, episodes)
     if final is not None:
-        wins = sum(one["won"] for one in final[0])
+        wins = sum(one["won"] for one in final.argmax)
         return Standing("finished", config.steps, wins / episodes)
     return Standing("begun", *_latest(folder))
 

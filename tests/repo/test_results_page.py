@@ -54,6 +54,14 @@ def test_a_run_has_its_budget_and_its_command_on_the_page(run):
     assert line in PAGE
 
 
+@runs
+def test_facts_are_told_of_every_run(run):
+    told = RESULTS.facts(f"{run['map']}-{run['seed']}")
+    begin = f"| {int(run['transitions']):,} |"
+    last = next(line for line in told.splitlines() if line.startswith(begin))
+    assert last.split(" | ")[1:4] == [run["wins"], run["sampled_wins"], str(100 - int(run["wins"]))]
+
+
 def test_facts_are_counted_from_the_episodes():
     told = RESULTS.facts("3s_vs_4z-1302")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines()]

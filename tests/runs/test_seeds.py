@@ -14,7 +14,7 @@ from majepa.run_folder import read_config
 
 SHORT = ("mappo", "--preset", "debug", "--steps", "60", "--evaluation.every", "30",
          "--evaluation.episodes", "4", "--evaluation.final-episodes", "6")  # fmt: skip
-NAMES = {"checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl", "report.html",
+NAMES = {".lock", "checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl", "report.html",
          "versions.json"}  # fmt: skip
 
 

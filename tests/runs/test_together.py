@@ -147,7 +147,10 @@ def test_each_run_ends_at_its_own_batch_within_the_budget(joint):
 
 
 def test_every_folder_is_that_of_an_ordinary_run(joint, tmp_path):
-    names = {"checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl", "versions.json"}
+    names = {
+        ".lock", "checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl",
+        "versions.json",
+    }  # fmt: skip
     for config, (folder, result) in zip(CONFIGS, joint, strict=True):
         assert {path.name for path in folder.iterdir()} == names
         assert read_config(folder) == config

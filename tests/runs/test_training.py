@@ -16,14 +16,14 @@ from counting import CountingEnv, FakeAlgorithm
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from majepa import evaluate, lanes
+from majepa import checkpoint, evaluate, lanes
 from majepa import run as host
 from majepa.checkpoint import CheckpointError
 from majepa.config import MAPPO_DEBUG, ConfigError, EvaluationConfig, TrainConfig
 from majepa.envs import make_env
 from majepa.envs.base import EnvError
 from majepa.evaluation import Evaluation
-from majepa.run_folder import BEST, CHECKPOINT, hold, new_folder, read_config
+from majepa.run_folder import BEST, CHECKPOINT, LOCK, hold, new_folder, read_config
 from majepa.team import open_run
 from majepa.training import TrainError, load_run, make_algorithm, train
 
@@ -140,7 +140,8 @@ def test_what_came_after_a_checkpoint_is_forgotten(finished, tmp_path):
 
 
 def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
 def test_a_finished_run_is_left_as_it_is(finished, tmp_path):
@@ -153,25 +154,71 @@ def test_a_finished_run_is_left_as_it_is(finished, tmp_path):
     assert "is finished at" in console.file.getvalue()
     assert contents(folder) == before
     assert (again.transitions, again.stopped) == (first.transitions, None)
-    assert again.seconds == pytest.approx(first.seconds, abs=2)
+    assert again.seconds == lines(folder, "metrics.jsonl")[-1]["seconds"]
     for one, other in ((again.argmax, first.argmax), (again.sampled, first.sampled)):
         assert one.greedy == other.greedy
         for name in ("won", "episode_return", "length"):
             np.testing.assert_allclose(getattr(one, name), getattr(other, name))
 
 
-@pytest.mark.parametrize("lost", ["the line", "an episode"])
+@pytest.mark.parametrize("lost", ["metrics.jsonl", "evaluations.jsonl"])
 def test_a_run_that_was_killed_while_it_was_judged_is_judged_again(finished, tmp_path, lost):
     whole, result = finished
     folder = tmp_path / "killed"
     shutil.copytree(whole, folder)
-    name = "metrics.jsonl" if lost == "the line" else "evaluations.jsonl"
-    kept = (folder / name).read_text().splitlines(keepends=True)[:-1]
-    (folder / name).write_text("".join(kept))
+    kept = (folder / lost).read_text().splitlines(keepends=True)[:-1]
+    (folder / lost).write_text("".join(kept))
     again = run(folder, resume=True)
     assert again.argmax.win_rate == result.argmax.win_rate
     assert lines(folder, "evaluations.jsonl") == lines(whole, "evaluations.jsonl")
     assert lines(folder, "metrics.jsonl")[-1]["kind"] == "final"
+
+
+def test_a_run_that_was_killed_before_its_best_was_written_writes_it(tmp_path, monkeypatch):
+    """Its only evaluation is the final one."""
+    schedule = dataclasses.replace(CONFIG.evaluation, every=1000)
+    config, folder = dataclasses.replace(CONFIG, evaluation=schedule), tmp_path / "killed"
+    with monkeypatch.context() as killed:
+        write = checkpoint.Writer.write
+
+        def only_the_first(self, path, taken, *, twin=None):
+            if twin is None:
+                write(self, path, taken)
+
+        killed.setattr(checkpoint.Writer, "write", only_the_first)
+        run(folder, config)
+    assert not (folder / BEST).exists()
+    run(folder, config, resume=True)
+    assert (folder / BEST).is_file()
+    # From now on it is finished.
+    before = contents(folder)
+    run(folder, config, resume=True)
+    assert contents(folder) == before
+
+
+def test_a_run_that_was_killed_before_its_best_lost_the_replay_ends_again(
+    finished, tmp_path, monkeypatch
+):
+    folder = tmp_path / "killed"
+    shutil.copytree(finished[0], folder)
+    before = contents(folder)
+    monkeypatch.setattr(
+        checkpoint, "read_omitted", lambda path: ["x"] if path.name == CHECKPOINT.name else []
+    )
+    pruned = []
+    monkeypatch.setattr(checkpoint, "prune", lambda path, branch: pruned.append(path))
+    run(folder, resume=True)
+    assert pruned == [folder / BEST] and contents(folder) != before
+
+
+def test_a_lost_last_checkpoint_is_written_again(finished, tmp_path):
+    """Though the best one is of the end, and the run was judged."""
+    folder = tmp_path / "lost"
+    shutil.copytree(finished[0], folder)
+    shutil.copy(folder / CHECKPOINT, folder / BEST)
+    (folder / CHECKPOINT).unlink()
+    run(folder, resume=True)
+    assert_same_state(finished[0], folder)
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):

@@ -15,9 +15,11 @@ from episodes import ACTIONS, AGENTS, Slow, altered
 
 from majepa.config import DEBUG
 from majepa.nn.dists import TwoHot, kl
+from majepa.nn.transformer import Block
 from majepa.world_model import self_fed as module
 from majepa.world_model.joint import JointModel
 from majepa.world_model.local import feature
+from majepa.world_model.losses import model_loss
 from majepa.world_model.self_fed import SelfFed, draw_roots, self_fed
 from majepa.world_model.targets import outcome_losses, targets
 from majepa.world_model.unroll import run_joint
@@ -427,3 +429,19 @@ class TestLoss:
                 np.testing.assert_allclose(fed.illegal[h - 1], expected, rtol=1e-4)
                 similar = self.mean(1 - result.entries["emb"], h, own) if own else np.nan
                 np.testing.assert_allclose(fed.embedding[h - 1], similar, rtol=1e-4, atol=1e-5)
+
+
+def test_states_are_found_with_blocks_for_few_rows(world, monkeypatch):
+    """Of all Transformers, whose layers are held apart: stacked ones would have no kernels."""
+    given = []
+    monkeypatch.setattr(module, "for_few_rows", lambda models: given.append(models) or models)
+
+    def objective(local, joint):
+        return model_loss((local, joint), world.target_encoder, world.sequence, DEBUG, world.key)
+
+    jax.eval_shape(objective, world.local, world.joint)
+    nodes = jax.tree.leaves(given, is_leaf=lambda node: isinstance(node, Block))
+    blocks = [node for node in nodes if isinstance(node, Block)]
+    assert len(given) == 1
+    assert len(blocks) == DEBUG.local.layers + DEBUG.joint.layers + DEBUG.joint.agent_layers
+    assert all(block.out.weight.ndim == 2 for block in blocks)
