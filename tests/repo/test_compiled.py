@@ -1,6 +1,5 @@
 """What benchmarks read from the texts of compiled programs."""
 
-import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from scripts import benchmark
 
 ROOT = Path(__file__).parents[2]
 TEXT = """HloModule jit_f, is_scheduled=true
@@ -42,11 +42,7 @@ ENTRY %main (a: f32[8], b: s32[]) -> f32[8] {
 
 @pytest.fixture(scope="module")
 def compiled():
-    spec = importlib.util.spec_from_file_location("compiled", ROOT / "benchmarks" / "compiled.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("compiled")
 
 
 def test_kernels_of_loops_count_as_often_as_they_run_and_memory_is_none(compiled):

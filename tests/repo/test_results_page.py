@@ -1,11 +1,11 @@
 """What docs/results.md says is what the kept runs say."""
 
 import csv
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import benchmark
 
 from majepa.benchmark.grids import ALL_MAPS
 from majepa.config import preset
@@ -14,15 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text()
 
 
-def tool():
-    spec = importlib.util.spec_from_file_location("results", ROOT / "benchmarks" / "results.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-RESULTS = tool()
+RESULTS = benchmark("results")
 RUNS = list(RESULTS.lines_of(RESULTS.RUNS))
 runs = pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run['map']}-{run['seed']}")
 
