@@ -301,7 +301,7 @@ def test_train_from_the_first_line_to_the_last_and_on(algorithm, tmp_path):
     assert f"report       {run / 'report.html'}" in said
     assert f"battle       {run / 'replays' / 'final.html'}" in said
     assert {path.name for path in run.iterdir()} == {
-        "checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl", "replays",
+        ".lock", "checkpoints", "config.json", "evaluations.jsonl", "metrics.jsonl", "replays",
         "report.html", "tensorboard", "versions.json",
     }  # fmt: skip
     assert {path.name for path in (run / "checkpoints").iterdir()} == {
