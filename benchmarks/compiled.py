@@ -11,6 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jax.sharding import AbstractDevice, AbstractMesh
+
+H200 = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", 132, "cuda"))
+"""What programs are lowered for where there is none: kernels that are written by hand ask for it,
+from JAX 0.11 on. Within `jax.sharding.use_abstract_mesh`."""
 PARTS = (
     "context", "states", "latents", "gradients_of_latents", "local_losses", "joint_losses",
     "ahead_losses", "self_fed", "optimizer", "roots", "imagination", "advantages", "actor",

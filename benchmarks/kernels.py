@@ -26,8 +26,9 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-from compiled import Kernel, kernels_of, part_of
+from compiled import H200, Kernel, kernels_of, part_of
 from jax.experimental import topologies
+from jax.sharding import use_abstract_mesh
 
 from majepa.agent import Majepa
 from majepa.algorithm import shapes_on
@@ -97,12 +98,14 @@ def programs(env: str, size: str, seeds: int, words: list[str] | None) -> Iterat
         )
     learner, key = shapes_on(card.devices[0], held)
     updater = CallByCall(algorithm, together=seeds > 1)
-    for program in updater.programs_of_calls(flattened(learner), key):
-        name = re.search(r"module @jit_+(\w+)", program.lowered.as_text()[:200])
+    with use_abstract_mesh(H200):
+        found = [one.lowered for one in updater.programs_of_calls(flattened(learner), key)]
+    for lowered in found:
+        name = re.search(r"module @jit_+(\w+)", lowered.as_text()[:200])
         name = "?" if name is None else name[1]
         if words is None or any(word in name for word in words):
             options = {"xla_gpu_autotune_level": 0}
-            yield name, program.lowered.compile(compiler_options=options).as_text()  # pyright: ignore
+            yield name, lowered.compile(compiler_options=options).as_text()  # pyright: ignore
 
 
 if __name__ == "__main__":

@@ -6,7 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+def is_known(option: str, value: object) -> bool:
+    """Whether the compiler that is installed has such an option: they come and go."""
+    try:
+        jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        return False
+    return True
+
+
+WISHES = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICK = {option: value for option, value in WISHES.items() if is_known(option, value)}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
 """For programs that run a few times only: optimising them would take longer."""
 

@@ -1,11 +1,14 @@
 """Programs for GPUs, on any machine."""
 
 import jax
+from scripts import benchmark
+
+H200 = benchmark("compiled").H200
 
 
 def lower_for_gpus(function, *given) -> str:
     """Everything up to what the compiler of a GPU does."""
     check = jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")
-    return jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=[check])(
-        *given
-    ).mlir_module()
+    exported = jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=[check])
+    with jax.sharding.use_abstract_mesh(H200):
+        return exported(*given).mlir_module()
