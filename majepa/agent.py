@@ -31,6 +31,7 @@ from .config import MajepaConfig
 from .diagnostics import Epoch, Totals
 from .envs.base import EnvSpec, TimeStep
 from .imagine import imagine
+from .nn import gpu
 from .nn.dists import sample_each
 from .nn.layers import cast
 from .nn.optim import Moments, Optimizer, apply_update, follow, is_finite
@@ -151,6 +152,7 @@ class Majepa:
     """The algorithm for one environment; `steps` bounds how much replay a run can fill."""
 
     def __init__(self, config: MajepaConfig, spec: EnvSpec, *, steps: int) -> None:
+        gpu.wishes()  # What is wrong with them is said before anything is begun.
         self.config = config
         self.spec = spec
         self.steps = steps

@@ -5,6 +5,9 @@ from scripts import benchmark
 
 H200 = benchmark("compiled").H200
 
+KERNEL, SIGNAL = "xla.gpu.triton", "griddepcontrol.launch_dependents"
+"""What says that a kernel is ours, and that it lets the next one start early."""
+
 
 def lower_for_gpus(function, *given) -> str:
     """Everything up to what the compiler of a GPU does."""

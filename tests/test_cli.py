@@ -153,6 +153,17 @@ def test_a_mistake_is_one_clear_line(arguments, message):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_a_wrong_variable_is_one_clear_line_before_anything_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAJEPA_KERNELS", "fast")
+    result = told("train", "--out", str(tmp_path / "run"))
+    assert result.returncode == 2
+    assert result.stderr == (
+        "majepa: MAJEPA_KERNELS holds fast; it may be 0, all, or some of few_rows, early with "
+        "commas between them\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_unknown_command_lists_the_known_ones():
     result = told("wach")
     assert result.returncode != 0

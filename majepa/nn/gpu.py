@@ -14,18 +14,40 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import DTypeLike
 
+from ..config import ConfigError
+
 SWITCH = "MAJEPA_KERNELS"
-"""A variable of the environment: with 0, GPUs use what XLA makes of the plain versions."""
+"""A variable of the environment: with 0, GPUs use what XLA makes of the plain versions; the names
+of trials, with commas between them, or `all` add what has not been measured on a card yet."""
+FEW_ROWS, EARLY = TRIALS = ("few_rows", "early")
+"""Blocks for few rows; kernels that let the next one start while they still run."""
 
 
 def may_take_kernels(dtype: DTypeLike) -> bool:
     """Of numbers of a type. What kernels are written in takes a while to load: not before this."""
-    if dtype != jnp.bfloat16 or os.environ.get(SWITCH) == "0":
+    if dtype != jnp.bfloat16 or wishes() == ["0"]:
         return False
     device = jax.devices()[0]
     if device.platform == "gpu" and not has_room(getattr(device, "compute_capability", "")):
         return False
     return _is_there()
+
+
+def takes_part(trial: str) -> bool:
+    """Whether what has not been measured yet is asked for."""
+    return trial in wishes() or "all" in wishes()
+
+
+def wishes() -> list[str]:
+    """What the environment asks for; what nobody knows is an error."""
+    found = os.environ.get(SWITCH, "").replace(",", " ").split()
+    unknown = set(found) - {*TRIALS, "all"}
+    if unknown and found != ["0"]:
+        raise ConfigError(
+            f"{SWITCH} holds {', '.join(sorted(unknown))}; it may be 0, all, or some of "
+            f"{', '.join(TRIALS)} with commas between them"
+        )
+    return found
 
 
 @functools.cache

@@ -14,6 +14,7 @@ least: `suit` says which. `interpret` runs the same programs on any machine, slo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from .attention import FAR_BELOW, Turn
+from .gpu import EARLY, takes_part
 from .layers import Linear, RMSNorm
 from .transformer import Block
 
@@ -44,24 +46,26 @@ class Tile(NamedTuple):
     stages: int = 4
     """and how often that happens before they are needed."""
     warps: int = 4
+    early: bool = False
+    """Whether what runs next is always another kernel of ours, which may take its place before."""
 
 
 TILES = {
-    "token": Tile(),
-    "enter": Tile(),
-    "attend": Tile(),
-    "out": Tile(columns=32, depth=256),
+    "token": Tile(early=True),
+    "enter": Tile(early=True),
+    "attend": Tile(early=True),
+    "out": Tile(columns=32, depth=256, early=True),
     "project": Tile(),
-    "widen": Tile(),
+    "widen": Tile(early=True),
     "narrow": Tile(columns=32, stages=6),
-    "read": Tile(),
-    "hidden": Tile(),
+    "read": Tile(early=True),
+    "hidden": Tile(early=True),
     "draw": Tile(stages=3),
-    "product": Tile(columns=32, stages=6),
-    "pull_head": Tile(columns=32, depth=2048, warps=8),
-    "pull_widened": Tile(columns=128, warps=8),
-    "pull_mixed": Tile(columns=32, warps=8),
-    "pull_attention": Tile(),
+    "product": Tile(columns=32, stages=6, early=True),
+    "pull_head": Tile(columns=32, depth=2048, warps=8, early=True),
+    "pull_widened": Tile(columns=128, warps=8, early=True),
+    "pull_mixed": Tile(columns=32, warps=8, early=True),
+    "pull_attention": Tile(early=True),
     "pull_token": Tile(),
     # Of `attention_kernels`: a program has a whole sequence, nothing to go along.
     "attend_all": Tile(stages=1),
@@ -105,6 +109,8 @@ def launch(
     written stays.
     """
     cut = TILES[tile]
+    if cut.early and takes_part(EARLY) and not interpret:
+        kernel = _announced(kernel)
     return pl.pallas_call(
         kernel,
         out_shape=out,
@@ -114,6 +120,33 @@ def launch(
         interpret=interpret,
         name=tile,
     )(*given)
+
+
+def _announced(kernel: Callable[..., None]) -> Callable[..., None]:
+    """A kernel that lets the next one take its place on the card while it runs itself.
+
+    XLA makes every kernel begin by waiting until the one before has ended and what it wrote can be
+    read; the next one may therefore start at once. It must be one of ours: those of XLA's own read
+    through a cache that may have been filled before.
+    """
+
+    @functools.wraps(kernel)
+    def announced(*refs: Any) -> None:
+        numbers = jnp.arange(ROWS)
+        (same,) = triton.elementwise_inline_asm(
+            "griddepcontrol.launch_dependents; mov.b32 $0, $1;",
+            args=[numbers],
+            constraints="=r,r",
+            pack=1,
+            result_shape_dtypes=[jax.ShapeDtypeStruct.like(numbers)],
+        )
+        # Never: but what nobody needs would be left out.
+        out = jax.tree.leaves(refs)[-1]
+        place = out.at[(0,) * (out.ndim - 1) + (pl.ds(0, ROWS),)]
+        triton.store(place, jnp.zeros(ROWS, out.dtype), mask=same < 0)
+        kernel(*refs)
+
+    return announced
 
 
 def like(x: Array, *shape: int) -> jax.ShapeDtypeStruct:

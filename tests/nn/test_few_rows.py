@@ -9,7 +9,7 @@ import pytest
 from drawn import drawn
 from lowering import lower_for_gpus
 
-from majepa.nn import few_rows, kernels
+from majepa.nn import few_rows, gpu, kernels
 from majepa.nn.few_rows import FoldedBlock, fold_block, for_few_rows
 from majepa.nn.layers import cast
 from majepa.nn.transformer import AgentAttention, Block, DropoutKeys, TemporalTransformer, apart
@@ -32,6 +32,11 @@ def assert_close(one, other, dtype) -> None:
     one, other = (np.asarray(leaf, np.float32) for leaf in (one, other))
     assert one.shape == other.shape
     np.testing.assert_allclose(one, other, atol=TOLERANCE[dtype] * np.abs(other).max(), rtol=0)
+
+
+@pytest.fixture
+def asked_for(monkeypatch):
+    monkeypatch.setenv(gpu.SWITCH, gpu.FEW_ROWS)
 
 
 @pytest.fixture
@@ -110,6 +115,7 @@ def models(dtype):
     ))  # fmt: skip
 
 
+@pytest.mark.usefixtures("asked_for")
 def test_models_compute_the_same_of_few_rows():
     given = models(jnp.bfloat16)
     few = for_few_rows(given)
@@ -117,14 +123,25 @@ def test_models_compute_the_same_of_few_rows():
     assert_close(run_both(few, 6), run_both(given, 6), jnp.bfloat16)
 
 
-def test_what_has_no_kernels_is_left_as_it_is(monkeypatch):
-    exact = models(jnp.float32)
-    assert jax.tree.structure(for_few_rows(exact)) == jax.tree.structure(exact)
-    monkeypatch.setenv("MAJEPA_KERNELS", "0")
-    short = models(jnp.bfloat16)
-    assert jax.tree.structure(for_few_rows(short)) == jax.tree.structure(short)
+@pytest.mark.parametrize(
+    ("wish", "dtype", "taken"),
+    [
+        (gpu.FEW_ROWS, jnp.bfloat16, True),
+        (gpu.FEW_ROWS, jnp.float32, False),
+        ("0", jnp.bfloat16, False),
+        ("", jnp.bfloat16, False),
+        (gpu.EARLY, jnp.bfloat16, False),
+    ],
+)
+def test_blocks_are_left_as_they_are_without_kernels(monkeypatch, wish, dtype, taken):
+    """Of such numbers, or where nobody asked for them."""
+    monkeypatch.setenv(gpu.SWITCH, wish)
+    given = models(dtype)
+    same = jax.tree.structure(for_few_rows(given)) == jax.tree.structure(given)
+    assert same == (not taken)
 
 
+@pytest.mark.usefixtures("asked_for")
 @pytest.mark.parametrize(("rows", "launches"), [(6, True), (few_rows.MOST_ROWS, False)])
 def test_gpus_take_four_kernels_a_block_for_few_rows(rows, launches):
     given = for_few_rows(models(jnp.bfloat16))
@@ -142,6 +159,7 @@ def test_dropout_is_not_forgotten():
     assert not np.allclose(found, block().finish(x, x, DropoutKeys()))
 
 
+@pytest.mark.usefixtures("asked_for")
 def test_no_gradient_goes_through():
     few = for_few_rows(models(jnp.bfloat16))
 

@@ -2,13 +2,15 @@
 
 import dataclasses
 import functools
+import itertools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn, jit
-from lowering import lower_for_gpus
+from lowering import KERNEL, SIGNAL, lower_for_gpus
 
 from majepa.config import DEBUG, LocalConfig
 from majepa.nn import gpu
@@ -208,18 +210,40 @@ class TestLowering:
         )
 
     @pytest.mark.parametrize("runs", [1, 2])
-    def test_latents_at_full_size(self, runs):
+    def test_latents_at_full_size(self, runs, monkeypatch):
+        monkeypatch.setenv(gpu.SWITCH, gpu.EARLY)
         draw = jax.vmap(functools.partial(one_by_one, recurrence.sample_latents))
-        assert lower_for_gpus(draw, *self.given(runs)).count("xla.gpu.triton") == self.KERNELS + 1
+        lowered = lower_for_gpus(draw, *self.given(runs))
+        records = lowered.count(KERNEL) / (self.KERNELS + 1)
+        assert records in RECORDS
+        assert signals_before_kernels(lowered) == records * (self.KERNELS - self.FULL.layers)
 
     @pytest.mark.parametrize("runs", [1, 2])
-    def test_gradients_at_full_size(self, runs):
+    def test_gradients_at_full_size(self, runs, monkeypatch):
+        monkeypatch.setenv(gpu.SWITCH, gpu.EARLY)
+
         def loss(local, seen, tokens, past):
             found = recurrence.follow_latents(local.dynamics, local.posterior, seen, tokens, past)
             return jnp.sum(found.h.astype(jnp.float32) ** 2) + jnp.sum(found.q**2)
 
         lowered = lower_for_gpus(jax.vmap(jax.grad(loss)), *self.given(runs)[:-1])
-        assert lowered.count("xla.gpu.triton") == self.KERNELS
+        records = lowered.count(KERNEL) / self.KERNELS
+        assert records in RECORDS
+        assert signals_before_kernels(lowered) == records * (self.KERNELS - 1)
+
+
+RECORDS = (1, fused.TOGETHER)
+"""Those of one turn of a loop may be written out, or call the same function."""
+SAME = re.compile(r"\(tensor<(?:1x)?(\S+)>\) -> tensor<(?:1x)?\1>")
+"""An array under another shape."""
+
+
+def signals_before_kernels(lowered: str) -> int:
+    """How many kernels let the next one start early, all of which are followed by one of ours."""
+    lines = [line for line in lowered.splitlines() if not SAME.search(line)]
+    after = [line for before, line in itertools.pairwise(lines) if SIGNAL in before]
+    assert all(KERNEL in line for line in after), after
+    return len(after)
 
 
 def test_they_are_for_half_precision_and_fitting_sizes():
