@@ -19,7 +19,7 @@ from .config import PRESETS, TrainConfig, preset
 from .envs.make import make_env
 
 RUNS = Path("runs")
-FIX_OF_RUN = "`majepa train --help` lists algorithms and presets, `majepa maps` the maps"
+FIX_OF_RUN = "put right what it names: `majepa train --help` lists settings, `majepa maps` the maps"
 FIX_OF_BUG = "please report it, with the output of `majepa doctor --json`"
 COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
 

@@ -39,13 +39,13 @@ def takes_part(trial: str) -> bool:
 
 
 def wishes() -> list[str]:
-    """What the environment asks for; what nobody knows is an error."""
-    found = os.environ.get(SWITCH, "").replace(",", " ").split()
-    unknown = set(found) - {*TRIALS, "all"}
-    if unknown and found != ["0"]:
+    """What the environment asks for; what cannot be is an error."""
+    value = os.environ.get(SWITCH, "")
+    found = value.replace(",", " ").split()
+    if found != ["0"] and not set(found) <= {*TRIALS, "all"}:
         raise ConfigError(
-            f"{SWITCH} holds {', '.join(sorted(unknown))}; it may be 0, all, or some of "
-            f"{', '.join(TRIALS)} with commas between them"
+            f"{SWITCH} is {value!r}; it may be 0 alone, all, or some of {', '.join(TRIALS)} with "
+            "commas between them"
         )
     return found
 

@@ -47,7 +47,7 @@ class Tile(NamedTuple):
     """and how often that happens before they are needed."""
     warps: int = 4
     early: bool = False
-    """Whether what runs next is always another kernel of ours, which may take its place before."""
+    """Whether kernels of ours alone read what it writes: the next one may take its place before."""
 
 
 TILES = {
@@ -123,11 +123,12 @@ def launch(
 
 
 def _announced(kernel: Callable[..., None]) -> Callable[..., None]:
-    """A kernel that lets the next one take its place on the card while it runs itself.
+    """A kernel that lets what runs next take its place on the card while it runs itself.
 
-    XLA makes every kernel begin by waiting until the one before has ended and what it wrote can be
-    read; the next one may therefore start at once. It must be one of ours: those of XLA's own read
-    through a cache that may have been filled before.
+    XLA makes every kernel wait, before it reads anything, until those before it have ended and
+    what they wrote can be read; then this one says that the next may start, which waits as well.
+    What is written here is to be read by kernels of ours alone, out of caution: XLA's may read
+    through a cache that nothing promises to be cleared by such a wait.
     """
 
     @functools.wraps(kernel)
@@ -192,9 +193,9 @@ def zeros(*shape: int) -> Float[Array, "..."]:
     return jnp.zeros(shape, jnp.float32)
 
 
-def scale_of(norm: RMSNorm, x: Float[Array, "M D"]) -> Float[Array, "M 1"]:
-    """What `norm` multiplies rows by, before its gain."""
-    return jax.lax.rsqrt(total(x * x) / x.shape[1] + norm.eps)
+def scale_of(eps: float, x: Float[Array, "M D"]) -> Float[Array, "M 1"]:
+    """What a norm multiplies rows by, before its gain."""
+    return jax.lax.rsqrt(total(x * x) / x.shape[1] + eps)
 
 
 def held(place: Any, there: Bool[Array, "..."]) -> Array:
@@ -260,19 +261,20 @@ def normed_product(
     x: Float[Array, "R D"], norm: RMSNorm, linear: Linear, *, silu: bool, interpret: bool
 ) -> Float[Array, "R W"]:
     """`linear(norm(x))`, of a folded map, and its SiLU if that is asked for."""
+    eps = norm.eps  # Its gain is in the map.
     name, size = "widen" if silu else "project", linear.bias.shape[0]
     tile = TILES[name]
     some = min(tile.columns, size)
 
-    def normed_product_kernel(x: Ref, norm: RMSNorm, linear: Linear, out: Ref) -> None:
+    def normed_product_kernel(x: Ref, linear: Linear, out: Ref) -> None:
         rows, columns = Rows.of(x), part(pl.program_id(1), some)
         (found,) = products(x, linear.weight, rows, [columns], tile.depth)
-        scale = scale_of(norm, rows.load(x).astype(jnp.float32))
+        scale = scale_of(eps, rows.load(x).astype(jnp.float32))
         found = (scale * found + loaded(linear.bias, columns)[None]).astype(out.dtype)
         rows.store(out, columns, jax.nn.silu(found.astype(jnp.float32)) if silu else found)
 
     out, grid = like(x, x.shape[0], size), (programs_for(x), size // some)
-    return launch(normed_product_kernel, out, grid, x, norm, linear, tile=name, interpret=interpret)
+    return launch(normed_product_kernel, out, grid, x, linear, tile=name, interpret=interpret)
 
 
 def add_product(
@@ -324,13 +326,11 @@ def enter_stream(
     Of a folded block.
     """
     heads, size, tile = block.heads, x.shape[1] // block.heads, TILES["enter"]
-    half = size // 2
+    half, eps = size // 2, block.norm_attention.eps
     some = min(tile.columns // 2, half)
     parts = half // some
 
-    def enter_kernel(
-        old: Ref, x: Ref, norm: RMSNorm, linear: Linear, turn: Turn, t: Ref, stream: Ref
-    ) -> None:
+    def enter_kernel(old: Ref, x: Ref, linear: Linear, turn: Turn, t: Ref, stream: Ref) -> None:
         rows, number = Rows.of(x), pl.program_id(1)
         here, (head, piece) = rows.here, divide(number, parts)
         (kind, place), inside = (divide(head, heads)[0], window - 1 + t[0]), part(piece, some)
@@ -339,7 +339,7 @@ def enter_stream(
         begin = head * size + piece * some
         columns = [pl.ds(begin + offset, some) for offset in (0, half)]
         found = products(x, linear.weight, rows, columns, tile.depth)
-        scale, dtype = scale_of(norm, loaded(x, here, slice(None))), stream.dtype
+        scale, dtype = scale_of(eps, loaded(x, here, slice(None))), stream.dtype
         left, right = (
             (scale * each + loaded(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
             for each, cut in zip(found, columns, strict=True)
@@ -353,7 +353,7 @@ def enter_stream(
         )
 
     grid = (x.shape[0] // ROWS, 3 * heads * parts)
-    given = (stream, x, block.norm_attention, block.query_key_value, turn, t)
+    given = (stream, x, block.query_key_value, turn, t)
     return launch(
         enter_kernel, like(stream), grid, *given, tile="enter", in_place=1, interpret=interpret
     )
@@ -446,7 +446,7 @@ class Back(NamedTuple):
 def norm_gradient(
     norm: RMSNorm, x: Float[Array, "M D"], gradient: Float[Array, "M D"]
 ) -> Float[Array, "M D"]:
-    size, scale = x.shape[1], scale_of(norm, x)
+    size, scale = x.shape[1], scale_of(norm.eps, x)
     gained, unit = gradient * loaded(norm.gain, ...)[None], x * scale
     return scale * (gained - unit * (total(gained * unit) / size))
 

@@ -221,7 +221,7 @@ def _read(
         own_rows, number = Rows.of(x), pl.program_id(1)
         here, columns = own_rows.here, part(number, some)
         (found,) = products(x, reader.weight, own_rows, [columns], tile.depth)
-        scale = scale_of(reader.norm, loaded(x, here, slice(None)))
+        scale = scale_of(reader.norm.eps, loaded(x, here, slice(None)))
         found = scale * found + reader.bias[columns][None]
         out[here, columns] = found.astype(out.dtype)
         # Columns of the Gram matrix follow those of the first layer, which need no square.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn
-from lowering import lower_for_gpus
+from lowering import early_kernels, lower_for_gpus
 
 from majepa.nn import few_rows, gpu, kernels
 from majepa.nn.few_rows import FoldedBlock, fold_block, for_few_rows
@@ -148,6 +148,23 @@ def test_gpus_take_four_kernels_a_block_for_few_rows(rows, launches):
     lowered = lower_for_gpus(functools.partial(run_both, rows=rows), given)
     for name in ("project", "out", "widen", "narrow"):
         assert (f'name = "{name}"' in lowered) == launches
+
+
+@pytest.fixture
+def traced_anew():
+    """Layers of a size are traced once, whatever is asked for later."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("traced_anew")
+def test_early_kernels_are_read_by_ours_alone(monkeypatch):
+    monkeypatch.setenv(gpu.SWITCH, "few_rows,early")
+    given = for_few_rows(models(jnp.bfloat16))
+    lowered = lower_for_gpus(functools.partial(run_both, rows=6), given)
+    signals = (lowered.count(f'name = "{name}"') for name in ("out", "widen"))
+    assert early_kernels(lowered) == sum(signals) > 0
 
 
 def test_dropout_is_not_forgotten():
