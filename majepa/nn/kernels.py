@@ -57,7 +57,8 @@ TILES = {
     "out": Tile(columns=32, depth=256, early=True),
     "project": Tile(),
     "widen": Tile(early=True),
-    "narrow": Tile(columns=32, stages=6),
+    "narrow": Tile(columns=32, stages=6, early=True),
+    "leave": Tile(columns=32, stages=6),
     "read": Tile(early=True),
     "hidden": Tile(early=True),
     "draw": Tile(stages=3),
@@ -303,12 +304,18 @@ def project(block: Block, x: Float[Array, "R D"], *, interpret: bool) -> Float[A
 
 
 def finish(
-    block: Block, x: Float[Array, "R D"], mixed: Float[Array, "R D"], *, interpret: bool
+    block: Block,
+    x: Float[Array, "R D"],
+    mixed: Float[Array, "R D"],
+    *,
+    goes_on: bool = False,
+    interpret: bool,
 ) -> Float[Array, "R D"]:
-    """The rest of a folded block, given what attention mixed."""
+    """The rest of a folded block, given what attention mixed; a kernel of ours goes on, or none."""
     middle = add_product(x, mixed, block.out, "out", interpret=interpret)
     wide = normed_product(middle, block.norm_feed, block.widen, silu=True, interpret=interpret)
-    return add_product(middle, wide, block.narrow, "narrow", interpret=interpret)
+    last = "narrow" if goes_on else "leave"
+    return add_product(middle, wide, block.narrow, last, interpret=interpret)
 
 
 def enter_stream(
@@ -403,7 +410,7 @@ def advance_block(
     """What a layer, a folded block, makes of record `t`; and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
     mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
-    return finish(block, x, mixed, interpret=interpret), stream
+    return finish(block, x, mixed, goes_on=True, interpret=interpret), stream
 
 
 # The way back: gradients of one record, from what a run of all records left behind. Matrices are

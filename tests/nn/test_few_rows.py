@@ -146,7 +146,7 @@ def test_blocks_are_left_as_they_are_without_kernels(monkeypatch, wish, dtype, t
 def test_gpus_take_four_kernels_a_block_for_few_rows(rows, launches):
     given = for_few_rows(models(jnp.bfloat16))
     lowered = lower_for_gpus(functools.partial(run_both, rows=rows), given)
-    for name in ("project", "out", "widen", "narrow"):
+    for name in ("project", "out", "widen", "leave"):
         assert (f'name = "{name}"' in lowered) == launches
 
 

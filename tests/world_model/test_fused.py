@@ -214,7 +214,7 @@ class TestLowering:
         lowered = lower_for_gpus(draw, *self.given(runs))
         records = lowered.count(KERNEL) / (self.KERNELS + 1)
         assert records in RECORDS
-        assert early_kernels(lowered) == records * (self.KERNELS - self.FULL.layers)
+        assert early_kernels(lowered) == records * self.KERNELS
 
     @pytest.mark.parametrize("runs", [1, 2])
     def test_gradients_at_full_size(self, runs, monkeypatch):
