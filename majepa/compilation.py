@@ -17,7 +17,8 @@ kernels of the compiler's own against them takes longer than all the rest of com
 products joined, for which their factors would be copied next to each other."""
 EVALUATION_OPTIONS = {**COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
 """Of programs that evaluate: they are compiled while others learn, whose times on the device would
-be taken for their own, and which would be held up."""
+be taken for their own, and which would be held up. And of those that play a battle to be watched:
+to choose among kernels takes longer than the battle."""
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
 

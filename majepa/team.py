@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from .algorithm import Algorithm, Decentralised, agent_keys
+from .compilation import EVALUATION_OPTIONS
 from .config import ConfigError, TrainConfig
 from .envs.base import Env, EnvSpec, TimeStep
 from .envs.make import make_env
@@ -138,7 +139,8 @@ class TeamPlayer:
         self._algorithm: Decentralised = run.algorithm
         self._executor = self._algorithm.executor(run.state.learner)
         self._agents = run.env.spec.num_agents
-        self._act = jax.jit(functools.partial(self._step, greedy=greedy))
+        step = functools.partial(self._step, greedy=greedy)
+        self._act = jax.jit(step, compiler_options=EVALUATION_OPTIONS)
 
     def begin(self) -> Any:
         return jax.vmap(self._algorithm.wake)(jnp.arange(self._agents))
@@ -170,7 +172,8 @@ class CentralPlayer:
         self.choice: Choice = "argmax" if greedy else "sampled"
         self._algorithm: Algorithm = run.algorithm
         self._learner = run.state.learner
-        self._act = jax.jit(functools.partial(self._algorithm.act, greedy=greedy))
+        act = functools.partial(self._algorithm.act, greedy=greedy)
+        self._act = jax.jit(act, compiler_options=EVALUATION_OPTIONS)
 
     def begin(self) -> Any:
         return self._algorithm.begin(1)
