@@ -232,3 +232,37 @@ class TestLowering:
 
 RECORDS = (1, fused.TOGETHER)
 """Those of one turn of a loop may be written out, or call the same function."""
+
+
+def test_they_are_for_half_precision_and_fitting_sizes():
+    def has(config, convert=in_half):
+        local = jax.eval_shape(lambda: convert(*given_to(config, 1, 1, 2)))[0]
+        thin = jax.eval_shape(lambda local: condense_local(local, Basis(local.dynamics)), local)
+        assert not fused.suits(local.dynamics, local.posterior), "not condensed"
+        return fused.suits(thin.dynamics, thin.posterior)
+
+    assert has(SMALL) and has(LocalConfig())
+    assert not has(SMALL, lambda *given: given)
+    assert not has(DEBUG.local)
+    assert not has(dataclasses.replace(SMALL, hidden=96))
+    assert not has(dataclasses.replace(SMALL, classes=10))
+    assert not has(dataclasses.replace(LocalConfig(), width=1024, hidden=2048))
+
+
+@pytest.mark.parametrize(("length", "expected"), [(16, True), (14, False)])
+def test_the_way_back_is_for_fitting_lengths(length, expected):
+    given = jax.eval_shape(lambda: in_half(*given_to(SMALL, 1, 1, length)))
+    local = given[0]
+    passed = jax.eval_shape(
+        lambda local, *rest: recurrence._all_at_once(local.dynamics, local.posterior, *rest)[1],
+        *given,
+    )
+    assert fused.suits_back(local.dynamics, local.posterior, passed) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [("9.0", True), ("10.0", True), ("7.5", False), ("8.0", False), ("12.0", False), ("", False)],
+)
+def test_cards_that_kernels_fit_on(capability, expected):
+    assert gpu.has_room(capability) == expected
