@@ -37,7 +37,7 @@ import numpy as np
 WARM = 3
 """Calls before anything is measured; what they change is compared."""
 MEMORY, SWITCH = "XLA_PYTHON_CLIENT_MEM_FRACTION", "MAJEPA_KERNELS"
-"""Variables that a version has by itself or not at all."""
+"""Variables that whoever calls this cannot set for all versions at once."""
 
 
 class Failed(Exception):

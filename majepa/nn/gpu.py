@@ -33,7 +33,7 @@ def may_take_kernels(dtype: DTypeLike) -> bool:
     return _is_there()
 
 
-def takes_part(trial: str) -> bool:
+def is_asked_for(trial: str) -> bool:
     """Whether what has not been measured yet is asked for."""
     return trial in wishes() or "all" in wishes()
 

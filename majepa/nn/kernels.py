@@ -26,7 +26,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from .attention import FAR_BELOW, Turn
-from .gpu import EARLY, takes_part
+from .gpu import EARLY, is_asked_for
 from .layers import Linear, RMSNorm
 from .transformer import Block
 
@@ -58,7 +58,7 @@ TILES = {
     "project": Tile(),
     "widen": Tile(early=True),
     "narrow": Tile(columns=32, stages=6, early=True),
-    "leave": Tile(columns=32, stages=6),
+    "leave": Tile(columns=32, stages=6),  # "narrow", for whoever reads it.
     "read": Tile(early=True),
     "hidden": Tile(early=True),
     "draw": Tile(stages=3),
@@ -110,7 +110,7 @@ def launch(
     written stays.
     """
     cut = TILES[tile]
-    if cut.early and takes_part(EARLY) and not interpret:
+    if cut.early and is_asked_for(EARLY) and not interpret:
         kernel = _announced(kernel)
     return pl.pallas_call(
         kernel,
@@ -308,13 +308,16 @@ def finish(
     x: Float[Array, "R D"],
     mixed: Float[Array, "R D"],
     *,
-    goes_on: bool = False,
+    for_ours: bool = False,
     interpret: bool,
 ) -> Float[Array, "R D"]:
-    """The rest of a folded block, given what attention mixed; a kernel of ours goes on, or none."""
+    """The rest of a folded block, given what attention mixed.
+
+    `for_ours`: whether kernels of ours alone read what comes out.
+    """
     middle = add_product(x, mixed, block.out, "out", interpret=interpret)
     wide = normed_product(middle, block.norm_feed, block.widen, silu=True, interpret=interpret)
-    last = "narrow" if goes_on else "leave"
+    last = "narrow" if for_ours else "leave"
     return add_product(middle, wide, block.narrow, last, interpret=interpret)
 
 
@@ -410,7 +413,7 @@ def advance_block(
     """What a layer, a folded block, makes of record `t`; and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
     mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
-    return finish(block, x, mixed, goes_on=True, interpret=interpret), stream
+    return finish(block, x, mixed, for_ours=True, interpret=interpret), stream
 
 
 # The way back: gradients of one record, from what a run of all records left behind. Matrices are

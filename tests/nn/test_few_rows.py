@@ -150,14 +150,6 @@ def test_gpus_take_four_kernels_a_block_for_few_rows(rows, launches):
         assert (f'name = "{name}"' in lowered) == launches
 
 
-@pytest.fixture
-def traced_anew():
-    """Layers of a size are traced once, whatever is asked for later."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
-
-
 @pytest.mark.usefixtures("traced_anew")
 def test_early_kernels_are_read_by_ours_alone(monkeypatch):
     monkeypatch.setenv(gpu.SWITCH, "few_rows,early")

@@ -34,7 +34,9 @@ def lowered(tile: str) -> str:
         ("all", "project", False),
     ],
 )
-def test_kernels_let_the_next_one_start_where_it_is_ours(monkeypatch, wish, tile, signals):
+def test_kernels_let_the_next_one_start_where_ours_alone_read_them(
+    monkeypatch, wish, tile, signals
+):
     monkeypatch.delenv(gpu.SWITCH, raising=False)
     if wish is not None:
         monkeypatch.setenv(gpu.SWITCH, wish)
@@ -58,7 +60,7 @@ def test_what_the_environment_asks_for(monkeypatch, wish, kinds, trials):
         monkeypatch.setenv(gpu.SWITCH, wish)
     assert gpu.may_take_kernels(jnp.bfloat16) == kinds
     assert not gpu.may_take_kernels(jnp.float32)
-    assert set(filter(gpu.takes_part, gpu.TRIALS)) == trials
+    assert set(filter(gpu.is_asked_for, gpu.TRIALS)) == trials
 
 
 @pytest.mark.parametrize("wish", ["1", "few-rows", "0,early", "0 0", "early,fast"])
@@ -66,7 +68,7 @@ def test_a_wish_that_cannot_be_is_told(monkeypatch, wish):
     monkeypatch.setenv(gpu.SWITCH, wish)
     for ask in (
         functools.partial(gpu.may_take_kernels, jnp.bfloat16),
-        functools.partial(gpu.takes_part, gpu.EARLY),
+        functools.partial(gpu.is_asked_for, gpu.EARLY),
     ):
         with pytest.raises(ConfigError) as told:
             ask()
