@@ -152,7 +152,7 @@ class Majepa:
     """The algorithm for one environment; `steps` bounds how much replay a run can fill."""
 
     def __init__(self, config: MajepaConfig, spec: EnvSpec, *, steps: int) -> None:
-        gpu.wishes()  # What is wrong with them is said before anything is begun.
+        gpu.are_off()  # If it cannot be told, that is said before anything is begun.
         self.config = config
         self.spec = spec
         self.steps = steps

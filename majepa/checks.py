@@ -163,8 +163,7 @@ MEANINGS: Mapping[str, str] = {
     "slower and may run out late; JAX otherwise takes three quarters at once",
     "XLA_PYTHON_CLIENT_MEM_FRACTION": "share of the GPU's memory that JAX takes at once; 0.75 "
     "if not set",
-    "MAJEPA_KERNELS": "0: GPUs compute the recurrence with XLA's kernels, about half as fast; "
-    "few_rows, early or all: with kernels that have not been measured",
+    "MAJEPA_KERNELS": "0: GPUs compute the recurrence with XLA's kernels, about half as fast",
 }
 
 

@@ -3,7 +3,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -48,14 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)
-
-
-@pytest.fixture
-def traced_anew() -> Iterator[None]:
-    """What was traced before for other wishes of the environment is not taken."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
 
 
 @pytest.fixture

@@ -158,8 +158,7 @@ def test_a_wrong_variable_is_one_clear_line_before_anything_is_begun(tmp_path, m
     result = told("train", "--out", str(tmp_path / "run"))
     assert result.returncode == 2
     assert result.stderr == (
-        "majepa: MAJEPA_KERNELS is 'fast'; it may be 0 alone, all, or some of few_rows, early "
-        "with commas between them\n"
+        "majepa: MAJEPA_KERNELS is 'fast'; it may be 0, for none of our kernels, or unset\n"
     )
     assert not (tmp_path / "run").exists()
 

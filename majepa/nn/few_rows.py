@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .gpu import FEW_ROWS, is_asked_for, may_take_kernels
+from .gpu import may_take_kernels
 from .layers import Linear, RMSNorm, Tree, as_rows
 from .transformer import Block, DropoutKeys
 
@@ -39,7 +39,7 @@ def for_few_rows(tree: Tree) -> Tree:
 
 
 def _suits(block: Block) -> bool:
-    if not may_take_kernels(block.out.weight.dtype) or not is_asked_for(FEW_ROWS):
+    if not may_take_kernels(block.out.weight.dtype):
         return False
     from .kernels import WIDEST, suit
 

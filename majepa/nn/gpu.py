@@ -17,15 +17,12 @@ from jaxtyping import DTypeLike
 from ..config import ConfigError
 
 SWITCH = "MAJEPA_KERNELS"
-"""A variable of the environment: with 0, GPUs use what XLA makes of the plain versions; the names
-of trials, with commas between them, or `all` add what has not been measured on a card yet."""
-FEW_ROWS, EARLY = TRIALS = ("few_rows", "early")
-"""Blocks for few rows; kernels that let the next one start while they still run."""
+"""A variable of the environment: with 0, GPUs use what XLA makes of the plain versions."""
 
 
 def may_take_kernels(dtype: DTypeLike) -> bool:
     """Of numbers of a type. What kernels are written in takes a while to load: not before this."""
-    if dtype != jnp.bfloat16 or wishes() == ["0"]:
+    if dtype != jnp.bfloat16 or are_off():
         return False
     device = jax.devices()[0]
     if device.platform == "gpu" and not has_room(getattr(device, "compute_capability", "")):
@@ -33,21 +30,12 @@ def may_take_kernels(dtype: DTypeLike) -> bool:
     return _is_there()
 
 
-def is_asked_for(trial: str) -> bool:
-    """Whether what has not been measured yet is asked for."""
-    return trial in wishes() or "all" in wishes()
-
-
-def wishes() -> list[str]:
-    """What the environment asks for; what cannot be is an error."""
-    value = os.environ.get(SWITCH, "")
-    found = value.replace(",", " ").split()
-    if found != ["0"] and not set(found) <= {*TRIALS, "all"}:
-        raise ConfigError(
-            f"{SWITCH} is {value!r}; it may be 0 alone, all, or some of {', '.join(TRIALS)} with "
-            "commas between them"
-        )
-    return found
+def are_off() -> bool:
+    """Whether the environment wants none; what it cannot want is an error."""
+    value = os.environ.get(SWITCH, "").strip()
+    if value not in ("", "0"):
+        raise ConfigError(f"{SWITCH} is {value!r}; it may be 0, for none of our kernels, or unset")
+    return value == "0"
 
 
 @functools.cache

@@ -14,7 +14,6 @@ least: `suit` says which. `interpret` runs the same programs on any machine, slo
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from .attention import FAR_BELOW, Turn
-from .gpu import EARLY, is_asked_for
 from .layers import Linear, RMSNorm
 from .transformer import Block
 
@@ -46,27 +44,24 @@ class Tile(NamedTuple):
     stages: int = 4
     """and how often that happens before they are needed."""
     warps: int = 4
-    early: bool = False
-    """Whether kernels of ours alone read what it writes: the next one may take its place before."""
 
 
 TILES = {
-    "token": Tile(early=True),
-    "enter": Tile(early=True),
-    "attend": Tile(early=True),
-    "out": Tile(columns=32, depth=256, early=True),
+    "token": Tile(),
+    "enter": Tile(),
+    "attend": Tile(),
+    "out": Tile(columns=32, depth=256),
     "project": Tile(),
-    "widen": Tile(early=True),
-    "narrow": Tile(columns=32, stages=6, early=True),
-    "leave": Tile(columns=32, stages=6),  # "narrow", for whoever reads it.
-    "read": Tile(early=True),
-    "hidden": Tile(early=True),
+    "widen": Tile(),
+    "narrow": Tile(columns=32, stages=6),
+    "read": Tile(),
+    "hidden": Tile(),
     "draw": Tile(stages=3),
-    "product": Tile(columns=32, stages=6, early=True),
-    "pull_head": Tile(columns=32, depth=2048, warps=8, early=True),
-    "pull_widened": Tile(columns=128, warps=8, early=True),
-    "pull_mixed": Tile(columns=32, warps=8, early=True),
-    "pull_attention": Tile(early=True),
+    "product": Tile(columns=32, stages=6),
+    "pull_head": Tile(columns=32, depth=2048, warps=8),
+    "pull_widened": Tile(columns=128, warps=8),
+    "pull_mixed": Tile(columns=32, warps=8),
+    "pull_attention": Tile(),
     "pull_token": Tile(),
     # Of `attention_kernels`: a program has a whole sequence, nothing to go along.
     "attend_all": Tile(stages=1),
@@ -110,8 +105,6 @@ def launch(
     written stays.
     """
     cut = TILES[tile]
-    if cut.early and is_asked_for(EARLY) and not interpret:
-        kernel = _announced(kernel)
     return pl.pallas_call(
         kernel,
         out_shape=out,
@@ -121,34 +114,6 @@ def launch(
         interpret=interpret,
         name=tile,
     )(*given)
-
-
-def _announced(kernel: Callable[..., None]) -> Callable[..., None]:
-    """A kernel that lets what runs next take its place on the card while it runs itself.
-
-    XLA makes every kernel wait, before it reads anything, until those before it have ended and
-    what they wrote can be read; then this one says that the next may start, which waits as well.
-    What is written here is to be read by kernels of ours alone, out of caution: XLA's may read
-    through a cache that nothing promises to be cleared by such a wait.
-    """
-
-    @functools.wraps(kernel)
-    def announced(*refs: Any) -> None:
-        numbers = jnp.arange(ROWS)
-        (same,) = triton.elementwise_inline_asm(
-            "griddepcontrol.launch_dependents; mov.b32 $0, $1;",
-            args=[numbers],
-            constraints="=r,r",
-            pack=1,
-            result_shape_dtypes=[jax.ShapeDtypeStruct.like(numbers)],
-        )
-        # Never: but what nobody needs would be left out.
-        out = jax.tree.leaves(refs)[-1]
-        place = out.at[(0,) * (out.ndim - 1) + (pl.ds(0, ROWS),)]
-        triton.store(place, jnp.zeros(ROWS, out.dtype), mask=same < 0)
-        kernel(*refs)
-
-    return announced
 
 
 def like(x: Array, *shape: int) -> jax.ShapeDtypeStruct:
@@ -308,17 +273,12 @@ def finish(
     x: Float[Array, "R D"],
     mixed: Float[Array, "R D"],
     *,
-    for_ours: bool = False,
     interpret: bool,
 ) -> Float[Array, "R D"]:
-    """The rest of a folded block, given what attention mixed.
-
-    `for_ours`: whether kernels of ours alone read what comes out.
-    """
+    """The rest of a folded block, given what attention mixed."""
     middle = add_product(x, mixed, block.out, "out", interpret=interpret)
     wide = normed_product(middle, block.norm_feed, block.widen, silu=True, interpret=interpret)
-    last = "narrow" if for_ours else "leave"
-    return add_product(middle, wide, block.narrow, last, interpret=interpret)
+    return add_product(middle, wide, block.narrow, "narrow", interpret=interpret)
 
 
 def enter_stream(
@@ -413,7 +373,7 @@ def advance_block(
     """What a layer, a folded block, makes of record `t`; and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
     mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
-    return finish(block, x, mixed, for_ours=True, interpret=interpret), stream
+    return finish(block, x, mixed, interpret=interpret), stream
 
 
 # The way back: gradients of one record, from what a run of all records left behind. Matrices are

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn
-from lowering import early_kernels, lower_for_gpus
+from lowering import lower_for_gpus
 
 from majepa.nn import few_rows, gpu, kernels
 from majepa.nn.few_rows import FoldedBlock, fold_block, for_few_rows
@@ -32,11 +32,6 @@ def assert_close(one, other, dtype) -> None:
     one, other = (np.asarray(leaf, np.float32) for leaf in (one, other))
     assert one.shape == other.shape
     np.testing.assert_allclose(one, other, atol=TOLERANCE[dtype] * np.abs(other).max(), rtol=0)
-
-
-@pytest.fixture
-def asked_for(monkeypatch):
-    monkeypatch.setenv(gpu.SWITCH, gpu.FEW_ROWS)
 
 
 @pytest.fixture
@@ -115,7 +110,6 @@ def models(dtype):
     ))  # fmt: skip
 
 
-@pytest.mark.usefixtures("asked_for")
 def test_models_compute_the_same_of_few_rows():
     given = models(jnp.bfloat16)
     few = for_few_rows(given)
@@ -126,37 +120,25 @@ def test_models_compute_the_same_of_few_rows():
 @pytest.mark.parametrize(
     ("wish", "dtype", "taken"),
     [
-        (gpu.FEW_ROWS, jnp.bfloat16, True),
-        (gpu.FEW_ROWS, jnp.float32, False),
+        ("", jnp.bfloat16, True),
+        ("", jnp.float32, False),
         ("0", jnp.bfloat16, False),
-        ("", jnp.bfloat16, False),
-        (gpu.EARLY, jnp.bfloat16, False),
     ],
 )
 def test_blocks_are_left_as_they_are_without_kernels(monkeypatch, wish, dtype, taken):
-    """Of such numbers, or where nobody asked for them."""
+    """Of such numbers, or where they are off."""
     monkeypatch.setenv(gpu.SWITCH, wish)
     given = models(dtype)
     same = jax.tree.structure(for_few_rows(given)) == jax.tree.structure(given)
     assert same == (not taken)
 
 
-@pytest.mark.usefixtures("asked_for")
 @pytest.mark.parametrize(("rows", "launches"), [(6, True), (few_rows.MOST_ROWS, False)])
 def test_gpus_take_four_kernels_a_block_for_few_rows(rows, launches):
     given = for_few_rows(models(jnp.bfloat16))
     lowered = lower_for_gpus(functools.partial(run_both, rows=rows), given)
-    for name in ("project", "out", "widen", "leave"):
+    for name in ("project", "out", "widen", "narrow"):
         assert (f'name = "{name}"' in lowered) == launches
-
-
-@pytest.mark.usefixtures("traced_anew")
-def test_early_kernels_are_read_by_ours_alone(monkeypatch):
-    monkeypatch.setenv(gpu.SWITCH, "few_rows,early")
-    given = for_few_rows(models(jnp.bfloat16))
-    lowered = lower_for_gpus(functools.partial(run_both, rows=6), given)
-    signals = (lowered.count(f'name = "{name}"') for name in ("out", "widen"))
-    assert early_kernels(lowered) == sum(signals) > 0
 
 
 def test_dropout_is_not_forgotten():
@@ -168,7 +150,6 @@ def test_dropout_is_not_forgotten():
     assert not np.allclose(found, block().finish(x, x, DropoutKeys()))
 
 
-@pytest.mark.usefixtures("asked_for")
 def test_no_gradient_goes_through():
     few = for_few_rows(models(jnp.bfloat16))
 

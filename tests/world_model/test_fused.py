@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn, jit
-from lowering import KERNEL, early_kernels, lower_for_gpus
+from lowering import KERNEL, lower_for_gpus
 
 from majepa.config import DEBUG, LocalConfig
 from majepa.nn import gpu
@@ -192,11 +192,7 @@ class TestGradients:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-WISHES = ("", gpu.EARLY)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("traced_anew")
 class TestLowering:
     """One kernel more or less per record is something to know of."""
 
@@ -211,27 +207,20 @@ class TestLowering:
             lambda leaf: jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype), given
         )
 
-    @pytest.mark.parametrize("wish", WISHES)
     @pytest.mark.parametrize("runs", [1, 2])
-    def test_latents_at_full_size(self, runs, wish, monkeypatch):
-        monkeypatch.setenv(gpu.SWITCH, wish)
+    def test_latents_at_full_size(self, runs):
         draw = jax.vmap(functools.partial(one_by_one, recurrence.sample_latents))
         lowered = lower_for_gpus(draw, *self.given(runs))
         assert lowered.count(KERNEL) == self.KERNELS + 1
-        assert early_kernels(lowered) == (self.KERNELS if wish else 0)
 
-    @pytest.mark.parametrize("wish", WISHES)
     @pytest.mark.parametrize("runs", [1, 2])
-    def test_gradients_at_full_size(self, runs, wish, monkeypatch):
-        monkeypatch.setenv(gpu.SWITCH, wish)
-
+    def test_gradients_at_full_size(self, runs):
         def loss(local, seen, tokens, past):
             found = recurrence.follow_latents(local.dynamics, local.posterior, seen, tokens, past)
             return jnp.sum(found.h.astype(jnp.float32) ** 2) + jnp.sum(found.q**2)
 
         lowered = lower_for_gpus(jax.vmap(jax.grad(loss)), *self.given(runs)[:-1])
         assert lowered.count(KERNEL) == self.KERNELS
-        assert early_kernels(lowered) == (self.KERNELS - 1 if wish else 0)
 
 
 def test_they_are_for_half_precision_and_fitting_sizes():
