@@ -97,9 +97,9 @@ def pull_attend(
         qkv: Ref, past: Past | None, sight: Sight, gradient: Ref, out: Ref, *out_past: Ref
     ) -> None:
         head = _Head(qkv, past, sight, heads)
-        query, groups = head.query(), head.groups()
-        weights = _weights(query, groups, head.scale)
+        query, groups, angles = head.query(), head.groups(), head.angles()
         given = Pair(*(load(gradient, head.number, cut, head.length) for cut in head.columns(0)))
+        weights = _weights(query, groups, head.scale)
         of_weights = [group.kept(dots(given, group.values), rate, jnp.float32) for group in groups]
         mean = _add(total(w * g) for w, g in zip(weights, of_weights, strict=True))
         of_scores = [
@@ -110,7 +110,7 @@ def pull_attend(
             _add(dot(s, group.keys.left) for s, group in zip(of_scores, groups, strict=True)),
             _add(dot(s, group.keys.right) for s, group in zip(of_scores, groups, strict=True)),
         )
-        head.put(out, 0, of_query.turned_back(head.angles()))
+        head.put(out, 0, of_query.turned_back(angles))
         for group, scores, weight in zip(groups, of_scores, weights, strict=True):
             of_keys = Pair(*(dot(scores.T, half) for half in query))
             kept = group.kept(weight, rate)
@@ -289,6 +289,9 @@ def mix_branches(
             return [ref.at[row, head, mine, number, cut] for cut in halves]
 
         query, key, value = new(0).turned((cos, sin)), new(1).turned((cos, sin)), new(2)
+        at = divide(row, agents)[0]
+        seen = held(shared.at[at, mine, near], is_root[:, None] & is_place[None]) != 0
+        limb_keys, limb_values = of_limb(limb.keys), of_limb(limb.values)
         for ref, pair in ((keys, key), (values, value)):
             for at, part_of_it in zip(of_twig(ref, now), pair, strict=True):
                 triton.store(at, part_of_it.astype(ref.dtype), mask=there)
@@ -297,26 +300,27 @@ def mix_branches(
             products = zip(query, pair, strict=True)
             return size**-0.5 * _add(total(exact(x) * exact(y)) for x, y in products)
 
-        at = divide(row, agents)[0]
-        seen = held(shared.at[at, mine, near], is_root[:, None] & is_place[None]) != 0
-        to_shared = jnp.where(seen, size**-0.5 * dots(query, of_limb(limb.keys)), FAR_BELOW)
+        to_shared = jnp.where(seen, size**-0.5 * dots(query, limb_keys), FAR_BELOW)
         to_self = on(key)
         peak = jnp.maximum(to_shared.max(1, keepdims=True), to_self)
         weight, itself = jnp.exp(to_shared - peak), jnp.exp(to_self - peak)
         mixed = [
             dot(weight.astype(qkv.dtype), each) + itself * exact(of_itself)
-            for each, of_itself in zip(of_limb(limb.values), value, strict=True)
+            for each, of_itself in zip(limb_values, value, strict=True)
         ]
 
         def go_along(number: Array, so_far: tuple) -> tuple:
             """Of a softmax whose peak may still rise."""
             peak, whole, left, right = so_far
-            old = Pair(*(held(at, there) for at in of_twig(old_keys, number)))
-            score = jnp.where(own[number] != 0, on(old), FAR_BELOW)
+            old_key, old_value = (
+                Pair(*(held(at, there) for at in of_twig(ref, number)))
+                for ref in (old_keys, old_values)
+            )
+            score = jnp.where(own[number] != 0, on(old_key), FAR_BELOW)
             higher = jnp.maximum(peak, score)
             sinks, weight = jnp.exp(peak - higher), jnp.exp(score - higher)
-            of_old = [exact(held(at, there)) for at in of_twig(old_values, number)]
-            mixed = (sinks * x + weight * y for x, y in zip((left, right), of_old, strict=True))
+            parts = zip((left, right), map(exact, old_value), strict=True)
+            mixed = (sinks * x + weight * y for x, y in parts)
             return higher, sinks * whole + weight, *mixed
 
         start = (peak, total(weight) + itself, *mixed)

@@ -8,6 +8,9 @@ Arrays lie in device memory and are never cut outside of a kernel: those that ho
 handed over whole, with the number of the record. Programs take `ROWS` rows; sums are of float32 and
 in a fixed order.
 
+A kernel asks for all it needs before it computes anything: what a program waits for is memory, and
+the compiler moves no load across a sum.
+
 Only sizes that are powers of two can be loaded, and a matrix unit takes 16 rows and columns at
 least: `suit` says which. `interpret` runs the same programs on any machine, slowly.
 """
@@ -24,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from .attention import FAR_BELOW, Turn
+from .attention import FAR_BELOW, Turn, exact
 from .layers import Linear, RMSNorm
 from .transformer import Block
 
@@ -58,7 +61,7 @@ TILES = {
     "hidden": Tile(),
     "draw": Tile(stages=3),
     "product": Tile(columns=32, stages=6),
-    "pull_head": Tile(columns=32, depth=2048, warps=8),
+    "pull_head": Tile(columns=32, warps=8),
     "pull_widened": Tile(columns=128, warps=8),
     "pull_mixed": Tile(columns=32, warps=8),
     "pull_attention": Tile(),
@@ -71,7 +74,9 @@ TILES = {
     "mix_branches": Tile(stages=1),
     # Of `norm_kernels`.
     "end": Tile(stages=1),
+    "end_narrow": Tile(stages=1, warps=8),
     "pull_end": Tile(stages=1),
+    "pull_end_narrow": Tile(stages=1, warps=8),
 }
 """Those of single records as they were fastest on an H200, for 80 rows of width 512."""
 
@@ -234,9 +239,9 @@ def normed_product(
 
     def normed_product_kernel(x: Ref, linear: Linear, out: Ref) -> None:
         rows, columns = Rows.of(x), part(pl.program_id(1), some)
+        whole, bias = rows.load(x), linear.bias[columns]
         (found,) = products(x, linear.weight, rows, [columns], tile.depth)
-        scale = scale_of(eps, rows.load(x).astype(jnp.float32))
-        found = (scale * found + loaded(linear.bias, columns)[None]).astype(out.dtype)
+        found = (scale_of(eps, exact(whole)) * found + exact(bias)[None]).astype(out.dtype)
         rows.store(out, columns, jax.nn.silu(found.astype(jnp.float32)) if silu else found)
 
     out, grid = like(x, x.shape[0], size), (programs_for(x), size // some)
@@ -253,9 +258,9 @@ def add_product(
 
     def add_product_kernel(before: Ref, x: Ref, linear: Linear, out: Ref) -> None:
         rows, columns = Rows.of(x), part(pl.program_id(1), some)
+        beside, bias = rows.load(before, columns), linear.bias[columns]
         (found,) = products(x, linear.weight, rows, [columns], cut_by.depth)
-        found = found + loaded(linear.bias, columns)[None]
-        rows.store(out, columns, rows.load(before, columns).astype(jnp.float32) + found)
+        rows.store(out, columns, exact(beside) + (found + exact(bias)[None]))
 
     grid = (programs_for(x), before.shape[1] // some)
     given = (before, x, linear)
@@ -308,15 +313,17 @@ def enter_stream(
         # The halves of a head are apart from the beginning: nothing cuts what is computed.
         begin = head * size + piece * some
         columns = [pl.ds(begin + offset, some) for offset in (0, half)]
+        whole, biases = x[here, :], [linear.bias[cut] for cut in columns]
+        cos, sin = turn.cos[place, inside], turn.sin[place, inside]
         found = products(x, linear.weight, rows, columns, tile.depth)
-        scale, dtype = scale_of(eps, loaded(x, here, slice(None))), stream.dtype
+        scale, dtype = scale_of(eps, exact(whole)), stream.dtype
         left, right = (
-            (scale * each + loaded(linear.bias, cut)[None]).astype(dtype).astype(jnp.float32)
-            for each, cut in zip(found, columns, strict=True)
+            exact((scale * each + exact(bias)[None]).astype(dtype))
+            for each, bias in zip(found, biases, strict=True)
         )
         is_value = kind == 2
-        cos = jnp.where(is_value, 1.0, turn.cos[place, inside])[None]
-        sin = jnp.where(is_value, 0.0, turn.sin[place, inside])[None]
+        cos = jnp.where(is_value, 1.0, cos)[None]
+        sin = jnp.where(is_value, 0.0, sin)[None]
         stream[kind, here, place, pl.ds(first, some)] = (left * cos - right * sin).astype(dtype)
         stream[kind, here, place, pl.ds(first + half, some)] = (left * sin + right * cos).astype(
             dtype
@@ -346,13 +353,14 @@ def attend(
         row, columns = pl.program_id(0), part(pl.program_id(1), size)
         first = t[0]
         seen, place = pl.ds(first, window), first + window - 1
-        query = loaded(stream, 0, row, place, columns)
-        keys, values = (loaded(stream, kind, row, seen, columns) for kind in (1, 2))
-        scores = jnp.sum(keys * query[None], axis=1) * size**-0.5
-        scores = jnp.where(episode[row, seen] == episode[row, place], scores, FAR_BELOW)
+        query = stream[0, row, place, columns]
+        keys, values = (stream[kind, row, seen, columns] for kind in (1, 2))
+        is_same = episode[row, seen] == episode[row, place]
+        scores = jnp.sum(exact(keys) * exact(query)[None], axis=1) * size**-0.5
+        scores = jnp.where(is_same, scores, FAR_BELOW)
         weight = jnp.exp(scores - jnp.max(scores))
         weight = weight / jnp.sum(weight)
-        out[row, columns] = jnp.sum(weight[:, None] * values, axis=0).astype(out.dtype)
+        out[row, columns] = jnp.sum(weight[:, None] * exact(values), axis=0).astype(out.dtype)
 
     out = like(stream, rows, width)
     given = (stream, episode, t)
@@ -390,12 +398,13 @@ class Back(NamedTuple):
 
     def at(self, rows: Slice, t: Int[Array, ""]) -> Float[Array, "M D"]:
         """Within a kernel."""
-        x, gradient = loaded(self.x, rows, t, slice(None)), loaded(self.gradient, rows, slice(None))
-        pulled = norm_gradient(self.norm, x, gradient)
-        return pulled if self.before is None else loaded(self.before, rows, slice(None)) + pulled
+        x, gradient = self.x[rows, t, :], self.gradient[rows, :]
+        before = None if self.before is None else self.before[rows, :]
+        pulled = norm_gradient(self.norm.eps, self.norm.gain[...], exact(x), exact(gradient))
+        return pulled if before is None else exact(before) + pulled
 
     def through(
-        self, weight: Ref, t: Ref, columns: int, summed: Ref
+        self, weight: Ref, now: Int[Array, ""], columns: int, summed: Ref
     ) -> tuple[Slice, Slice, Float[Array, "M N"]]:
         """Within a kernel: rows and columns of this program, and its part of the product.
 
@@ -404,7 +413,7 @@ class Back(NamedTuple):
         here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
         some = part(number, columns)
         matrix = weight[:, some]
-        gradient = self.at(here, t[0]).astype(summed.dtype)
+        gradient = self.at(here, now).astype(summed.dtype)
 
         @pl.when(number == 0)
         def _() -> None:
@@ -414,10 +423,10 @@ class Back(NamedTuple):
 
 
 def norm_gradient(
-    norm: RMSNorm, x: Float[Array, "M D"], gradient: Float[Array, "M D"]
+    eps: float, gain: Float[Array, " D"], x: Float[Array, "M D"], gradient: Float[Array, "M D"]
 ) -> Float[Array, "M D"]:
-    size, scale = x.shape[1], scale_of(norm.eps, x)
-    gained, unit = gradient * loaded(norm.gain, ...)[None], x * scale
+    size, scale = x.shape[1], scale_of(eps, x)
+    gained, unit = gradient * exact(gain)[None], x * scale
     return scale * (gained - unit * (total(gained * unit) / size))
 
 
@@ -456,9 +465,10 @@ def pull_widened(
     def pull_widened_kernel(
         back: Back, weight: Ref, wide: Ref, t: Ref, summed: Ref, out: Ref
     ) -> None:
-        here, columns, found = back.through(weight, t, some, summed)
-        slope = silu_slope(loaded(wide, here, t[0], columns))
-        out[here, columns] = (found * slope).astype(out.dtype)
+        now = t[0]
+        active = wide[part(pl.program_id(0), ROWS), now, part(pl.program_id(1), some)]
+        here, columns, found = back.through(weight, now, some, summed)
+        out[here, columns] = (found * silu_slope(exact(active))).astype(out.dtype)
 
     outs = (like(back.gradient), like(back.gradient, rows, size))
     grid = (rows // ROWS, size // some)
@@ -478,8 +488,9 @@ def pull_mixed(
     def pull_mixed_kernel(
         old: Ref, back: Back, weight: Ref, t: Ref, mixed: Ref, summed: Ref
     ) -> None:
-        here, columns, found = back.through(weight, t, some, summed)
-        mixed[here, t[0], columns] = found.astype(mixed.dtype)
+        now = t[0]
+        here, columns, found = back.through(weight, now, some, summed)
+        mixed[here, now, columns] = found.astype(mixed.dtype)
 
     out, grid = (like(mixed), like(back.gradient)), (rows // ROWS, width // some)
     given = (mixed, back, weight, t)
@@ -521,34 +532,31 @@ def pull_attention(
         row, head, now = pl.program_id(0), pl.program_id(1), t[0]
         columns, seen, place = part(head, size), pl.ds(now, window), now + window - 1
         query, keys, values, weight = attended
+        halves = [pl.ds(head * size + offset, half) for offset in (0, half)]
+        value, chosen = values[row, seen, columns], exact(weight[row, head, now, seen])
+        of_mixed, of_this = mixed[row, :, columns], mixed[row, now, columns]
+        told, by_later = old[row, head, :, place], weight[row, head, :, place]
+        sides = [(keys[row, seen, some], query[row, :, some]) for some in halves]
+        cos, sin = turn.cos[place, :], turn.sin[place, :]
 
-        of_weight = loaded(values, row, seen, columns) * loaded(mixed, row, now, columns)[None]
-        of_weight = jnp.sum(of_weight, axis=1)
-        chosen = loaded(weight, row, head, now, seen)
+        of_weight = jnp.sum(exact(value) * exact(of_this)[None], axis=1)
         of_scores = chosen * (of_weight - jnp.sum(chosen * of_weight)) * size**-0.5
         scores[row, head, now, seen] = of_scores.astype(scores.dtype)
 
         # Of this record's key know the later records, and itself: the last one of its window.
         time = jnp.arange(length)
         itself = jnp.sum(jnp.where(jnp.arange(window) == window - 1, of_scores, 0.0))
-        told = jnp.where(time > now, loaded(old, row, head, slice(None), place), 0.0)
+        told = jnp.where(time > now, exact(told), 0.0)
         told = jnp.where(time == now, itself, told)
 
-        def of_parts(offset: int) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
-            some = pl.ds(head * size + offset, half)
-            of_query = of_scores[:, None] * loaded(keys, row, seen, some)
-            of_key = told[:, None] * loaded(query, row, slice(None), some)
-            return jnp.sum(of_query, axis=0), jnp.sum(of_key, axis=0)
-
-        cos, sin = turn.cos[place, :], turn.sin[place, :]
-        for kind, (left, right) in enumerate(zip(of_parts(0), of_parts(half), strict=True)):
+        of_queries = [jnp.sum(of_scores[:, None] * exact(key), axis=0) for key, _ in sides]
+        of_keys = [jnp.sum(told[:, None] * exact(asked), axis=0) for _, asked in sides]
+        for kind, (left, right) in enumerate((of_queries, of_keys)):
             first = kind * width + head * size
             out[row, pl.ds(first, half)] = (left * cos + right * sin).astype(out.dtype)
             out[row, pl.ds(first + half, half)] = (right * cos - left * sin).astype(out.dtype)
-        told = loaded(weight, row, head, slice(None), place)
-        of_value = told[:, None] * loaded(mixed, row, slice(None), columns)
-        of_value = jnp.sum(of_value, axis=0).astype(out.dtype)
-        out[row, pl.ds(2 * width + head * size, size)] = of_value
+        of_value = jnp.sum(exact(by_later)[:, None] * exact(of_mixed), axis=0)
+        out[row, pl.ds(2 * width + head * size, size)] = of_value.astype(out.dtype)
 
     outs = (like(scores), like(mixed, rows, 3 * width))
     given = (scores, mixed, attended, turn, t)

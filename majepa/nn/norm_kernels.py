@@ -16,15 +16,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Float32
 
+from .attention import exact
 from .kernels import Ref, Slice, held, launch, like, silu_slope, suit, total
 from .layers import End
 
 LEAST_ROWS = 1024
 """With fewer, what XLA fuses around a norm is worth more than what is saved here."""
 AT_ONCE = 2048
-"""Entries that a program holds."""
+"""Entries that a program holds, or two at a time of narrow rows, with twice the threads."""
+NARROW = 256
 PROGRAMS = 528
-"""On the way back: four for each processor of a card for data centres."""
+"""On the way back: four for each processor of a card for data centres, eight for `MANY_ROWS`."""
+MANY_ROWS = 16_384
 
 
 def suits(rows: int, size: int) -> bool:
@@ -41,18 +44,19 @@ def ended(
 ) -> Float[Array, "M D"]:
     """Without a gain there is no norm."""
     rows, size = x.shape
-    some = AT_ONCE // size
+    some = _rows_at_once(size)
 
     def end_kernel(x: Ref, bias: Ref | None, gain: Ref | None, out: Ref) -> None:
         here, there = _rows(pl.program_id(0), some, x)
+        gained = None if gain is None else gain[:]
         y = _exact(x, bias, here, there)
-        if gain is not None:
-            y = y * _scale(y, end.eps) * gain[:].astype(jnp.float32)[None]
+        if gained is not None:
+            y = y * _scale(y, end.eps) * exact(gained)[None]
         y = jax.nn.silu(y) if end.silu else y
         triton.store(out.at[here, :], y.astype(out.dtype), mask=there)
 
-    grid = (math.ceil(rows / some),)
-    return launch(end_kernel, like(x), grid, x, bias, gain, tile="end", interpret=interpret)
+    grid, tile = (math.ceil(rows / some),), "end" + _how_wide(size)
+    return launch(end_kernel, like(x), grid, x, bias, gain, tile=tile, interpret=interpret)
 
 
 def pull_ended(
@@ -67,9 +71,9 @@ def pull_ended(
 ) -> tuple[Float[Array, "M D"], Float[Array, " D"] | None, Float[Array, " D"] | None]:
     """Gradients of x, to which that of x `beside` is added, of bias and gain."""
     rows, size = x.shape
-    some = AT_ONCE // size
+    some = _rows_at_once(size)
     blocks = math.ceil(rows / some)
-    programs = min(blocks, PROGRAMS)
+    programs = min(blocks, PROGRAMS if rows < MANY_ROWS else 2 * PROGRAMS)
 
     def pull_end_kernel(
         x: Ref, bias: Ref | None, gain: Ref | None, gradient: Ref, beside: Ref | None, out: Ref,
@@ -79,19 +83,21 @@ def pull_ended(
 
         def add(number: Array, so_far: Sums) -> Sums:
             here, there = _rows(number * programs + program, some, x)
-            y, of_gain = _exact(x, bias, here, there), None
-            back = held(gradient.at[here, :], there).astype(jnp.float32)
-            if gain is None:
+            back = held(gradient.at[here, :], there)
+            of_branch = None if beside is None else held(beside.at[here, :], there)
+            gained = None if gain is None else exact(gain[:])[None]
+            y, back, of_gain = _exact(x, bias, here, there), exact(back), None
+            if gained is None:
                 pulled = back * silu_slope(y) if end.silu else back
             else:
-                scale, gained = _scale(y, end.eps), gain[:].astype(jnp.float32)[None]
+                scale = _scale(y, end.eps)
                 unit = y * scale
                 back = back * silu_slope(unit * gained) if end.silu else back
                 of_gain, through = back * unit, back * gained
                 pulled = scale * (through - unit * (total(through * unit) / size))
             found = Sums(None if bias is None else pulled, of_gain)
-            if beside is not None:
-                pulled = pulled + held(beside.at[here, :], there).astype(jnp.float32)
+            if of_branch is not None:
+                pulled = pulled + exact(of_branch)
             triton.store(out.at[here, :], pulled.astype(out.dtype), mask=there)
             return jax.tree.map(jnp.add, so_far, found)
 
@@ -105,7 +111,7 @@ def pull_ended(
     outs = like(x), Sums(*(None if leaf is None else part for leaf in (bias, gain)))
     pulled, sums = launch(
         pull_end_kernel, outs, (programs,), x, bias, gain, gradient, beside,
-        tile="pull_end", interpret=interpret,
+        tile="pull_end" + _how_wide(size), interpret=interpret,
     )  # fmt: skip
     of_bias, of_gain = jax.tree.map(lambda each: jnp.sum(each, axis=0).astype(x.dtype), sums)
     return pulled, of_bias, of_gain
@@ -116,6 +122,14 @@ class Sums(NamedTuple):
 
     of_bias: Any
     of_gain: Any
+
+
+def _rows_at_once(size: int) -> int:
+    return (2 * AT_ONCE if size <= NARROW else AT_ONCE) // size
+
+
+def _how_wide(size: int) -> str:
+    return "_narrow" if size <= NARROW else ""
 
 
 def _rows(number: Array, some: int, x: Ref) -> tuple[Slice, Bool[Array, "S D"]]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-from ..nn.attention import rotate, turns
+from ..nn.attention import exact, rotate, turns
 from ..nn.few_rows import fold_block
 from ..nn.kernels import (
     ROWS,
@@ -24,9 +24,7 @@ from ..nn.kernels import (
     Back,
     Ref,
     Rows,
-    Slice,
     Time,
-    add_up,
     advance_block,
     divide,
     dot,
@@ -197,12 +195,13 @@ def _token(
     ) -> None:
         row, now = pl.program_id(0), t[0]
         index = jnp.arange(latents) * classes + latent[row, now, :]
+        of_action = linear.weight[latents * classes + a_before[row, now], :]
+        begins, bias, gain = is_first[row, now] != 0, linear.bias[...], norm.gain[...]
         found = jnp.sum(loaded(linear.weight, index, slice(None)), axis=0)
-        found = found + loaded(linear.weight, latents * classes + a_before[row, now], slice(None))
-        found = jnp.where(is_first[row, now] != 0, 0.0, found).astype(out.dtype)
-        x = (found + linear.bias[...]).astype(out.dtype).astype(jnp.float32)
+        found = jnp.where(begins, 0.0, found + exact(of_action)).astype(out.dtype)
+        x = exact((found + bias).astype(out.dtype))
         scale = jax.lax.rsqrt(jnp.sum(x * x) / x.shape[0] + norm.eps)
-        out[row, :] = (x * scale * loaded(norm.gain, ...)).astype(out.dtype)
+        out[row, :] = (x * scale * exact(gain)).astype(out.dtype)
 
     weight = dynamics.token.weight
     given = (dynamics.token, dynamics.token_norm, latent, a_before, is_first, t)
@@ -220,14 +219,16 @@ def _read(
     def read_kernel(x: Ref, reader: _Reader, out: Ref, squares: Ref) -> None:
         own_rows, number = Rows.of(x), pl.program_id(1)
         here, columns = own_rows.here, part(number, some)
-        (found,) = products(x, reader.weight, own_rows, [columns], tile.depth)
-        scale = scale_of(reader.norm.eps, loaded(x, here, slice(None)))
-        found = scale * found + reader.bias[columns][None]
-        out[here, columns] = found.astype(out.dtype)
         # Columns of the Gram matrix follow those of the first layer, which need no square.
         own = jnp.maximum(number - (size - 2 * width) // some, 0)
         own = part(divide(own, width // some)[1], some)
-        y = scale * loaded(x, here, own) * loaded(reader.norm.gain, own)[None]
+        whole, x_own = x[here, :], x[here, own]
+        bias, gain = reader.bias[columns], reader.norm.gain[own]
+        (found,) = products(x, reader.weight, own_rows, [columns], tile.depth)
+        scale = scale_of(reader.norm.eps, exact(whole))
+        found = scale * found + bias[None]
+        out[here, columns] = found.astype(out.dtype)
+        y = scale * exact(x_own) * exact(gain)[None]
         squares[number, here] = jnp.sum(found * y, axis=1)
 
     tiles = size // some
@@ -256,12 +257,13 @@ def _hidden(
     def hidden_kernel(
         norm: RMSNorm, read: Ref, squares: Ref, corner: Ref, seen: Ref, t: Ref, out: Ref
     ) -> None:
-        row = pl.program_id(0)
-        square = jnp.sum(squares[pl.ds(first_square, count), row]) + corner[0]
-        r = jax.lax.rsqrt(jnp.maximum(square, 0) + eps)
-        x = r * loaded(read, row, pl.ds(0, size)) + loaded(seen, row, t[0], slice(None))
+        row, now = pl.program_id(0), t[0]
+        parts, last = squares[pl.ds(first_square, count), row], corner[0]
+        of_y, gain, of_e = read[row, pl.ds(0, size)], norm.gain[...], seen[row, now, :]
+        r = jax.lax.rsqrt(jnp.maximum(jnp.sum(parts) + last, 0) + eps)
+        x = r * exact(of_y) + exact(of_e)
         scale = jax.lax.rsqrt(jnp.sum(x * x) / size + norm.eps)
-        out[row, :] = jax.nn.silu(x * scale * loaded(norm.gain, ...)).astype(out.dtype)
+        out[row, :] = jax.nn.silu(x * scale * exact(gain)).astype(out.dtype)
 
     given = (posterior.mlp.norms[0], read, squares, corner, seen, t)
     out = like(seen, rows, size)
@@ -290,13 +292,14 @@ def _draw(
     ) -> None:
         own_rows, number, now = Rows.of(hidden), pl.program_id(1), t[0]
         here, columns = own_rows.here, part(number, classes)
+        bias, own_noise = linear.bias[columns], noise[divide(now, chunk)[1], here, columns]
         (logits,) = products(hidden, linear.weight, own_rows, [columns], depth)
-        logits = logits + loaded(linear.bias, columns)[None]
+        logits = logits + exact(bias)[None]
         # As the posteriors that gradients are taken of have them.
         logits = logits.astype(linear.bias.dtype).astype(jnp.float32)
         weight = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
         mixed = (1 - share) * weight / total(weight) + share / classes
-        score = jnp.log(mixed) + noise[divide(now, chunk)[1], here, columns]
+        score = jnp.log(mixed) + own_noise
         index = jax.lax.broadcasted_iota(jnp.int32, (ROWS, classes), 1)
         is_best = score == jnp.max(score, axis=1, keepdims=True)
         best = jnp.min(jnp.where(is_best, index, classes - 1), axis=1)
@@ -439,24 +442,15 @@ def _pull_head(
 
     def pull_head_kernel(head: _Head, gradient: Ref, t: Ref, out: Ref) -> None:
         here, columns, now = part(pl.program_id(0), ROWS), part(pl.program_id(1), some), t[0]
+        given, slope, unit = gradient[here, :], head.slope[here, now, :], head.unit[here, now, :]
+        read, thin = head.read[here, now, :], head.thin[:, columns]
         scale, r = head.scale[here, now][:, None], head.r[here, now][:, None]
-
-        def gained(cut: Slice) -> Float[Array, "M K"]:
-            return loaded(gradient, here, cut) * loaded(head.slope, here, now, cut)
-
-        whole = slice(None)
-        found, unit = gained(whole), loaded(head.unit, here, now, whole)
-        mean = total(found * unit) / size
+        direct, turned = head.direct[here, now, columns], head.turned[here, now, columns]
+        found, unit = exact(given) * exact(slope), exact(unit)
+        left = found - unit * (total(found * unit) / size)
         # Along [y; 1], whose product with the gradient of c changes r.
-        along = scale * total((found - unit * mean) * loaded(head.read, here, now, whole))
-
-        def add(cut: Slice, carry: tuple) -> tuple:
-            of_hidden = scale * (gained(cut) - loaded(head.unit, here, now, cut) * mean)
-            return (carry[0] + dot(of_hidden, head.thin[cut, columns]),)
-
-        (of_c,) = add_up(size, tile.depth, add, (zeros(ROWS, some),))
-        turned = loaded(head.turned, here, now, columns)
-        of_y = loaded(head.direct, here, now, columns) + r * of_c - r * r * r * along * turned
+        along = scale * total(left * exact(read))
+        of_y = exact(direct) + r * dot(scale * left, thin) - r * r * r * along * exact(turned)
         out[here, columns] = of_y.astype(out.dtype)
 
     grid = (rows // ROWS, width // some)
@@ -488,12 +482,14 @@ def _pull_token(
         is_first: Ref, t: Ref, of_z: Ref, of_logits: Ref, earlier: Ref,
     ) -> None:  # fmt: skip
         here, columns, now = part(pl.program_id(0), ROWS), part(pl.program_id(1), classes), t[0]
-        of_token = norm_gradient(norm, loaded(token, here, now, slice(None)), back.at(here, now))
-        found = dot(of_token, of_latents[:, columns])
-        found = jnp.where(is_first[here, now][:, None] != 0, 0.0, found)
-        of_z[here, now, columns] = found
         # Before the first record of all there is none: what is computed then goes nowhere.
-        before = loaded(logits, here, jnp.maximum(now - 1, 0), columns)
+        before = logits[here, jnp.maximum(now - 1, 0), columns]
+        x, gain, matrix = token[here, now, :], norm.gain[...], of_latents[:, columns]
+        begins = is_first[here, now] != 0
+        found = dot(norm_gradient(norm.eps, gain, exact(x), back.at(here, now)), matrix)
+        found = jnp.where(begins[:, None], 0.0, found)
+        of_z[here, now, columns] = found
+        before = exact(before)
         chance = jnp.exp(before - jnp.max(before, axis=1, keepdims=True))
         chance = chance / total(chance)
         found = (1 - share) * chance * (found - total(chance * found))
