@@ -121,6 +121,12 @@ def main() -> None:
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--seeds", type=int, default=1, help="in one program")
     parser.add_argument("--calls", type=int, default=20, help="of a turn")
+    parser.add_argument(
+        "--side-by-side",
+        action="store_true",
+        help="compile all versions but the first at once; what the library's trials of its kernels "
+        "found for the first is kept for the others, unless compiled programs are not",
+    )
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()
     if min(options.seeds, options.calls, options.rounds) < 1:
@@ -143,7 +149,9 @@ def compete(options: argparse.Namespace, scratch: Path) -> None:
         for version, change in zip(options.versions, changes, strict=True):
             players.append(Player(version, [*given, str(change)], share))
             stack.callback(players[-1].leave)
-            started.append(players[-1].wait())
+            if not options.side_by_side or len(players) == 1:
+                started.append(players[-1].wait())
+        started += [player.wait() for player in players[len(started) :]]
         try:
             for number in range(options.rounds):
                 order = players if number % 2 == 0 else players[::-1]
