@@ -50,7 +50,7 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "token": Tile(),
+    "begin": Tile(),
     "enter": Tile(),
     "attend": Tile(),
     "out": Tile(columns=32, depth=256),
@@ -131,9 +131,9 @@ def part(number: Int[Array, ""] | int, size: int) -> Slice:
     return pl.ds(number * size, size)
 
 
-def divide(number: Int[Array, ""], size: int) -> tuple[Int[Array, ""], Int[Array, ""]]:
+def divide(number: Int[Array, "*n"], size: int) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
     """How often it holds `size`, and what is left; of a number that is not negative."""
-    by = jnp.asarray(size, number.dtype)
+    by = jnp.full_like(number, size)
     return jax.lax.div(number, by), jax.lax.rem(number, by)
 
 
@@ -380,8 +380,22 @@ def advance_block(
 ) -> tuple[Float[Array, "R D"], Float[Array, "3 R S D"]]:
     """What a layer, a folded block, makes of record `t`; and its stream with that record in it."""
     stream = enter_stream(stream, x, block, turn, t, window=window, interpret=interpret)
+    return look_back(block, x, stream, episode, t, window=window, interpret=interpret), stream
+
+
+def look_back(
+    block: Block,
+    x: Float[Array, "R D"],
+    stream: Float[Array, "3 R S D"],
+    episode: Int[Array, "R S"],
+    t: Time,
+    *,
+    window: int,
+    interpret: bool = False,
+) -> Float[Array, "R D"]:
+    """What a layer, a folded block, makes of record `t`, which is in its stream already."""
     mixed = attend(stream, episode, t, heads=block.heads, window=window, interpret=interpret)
-    return finish(block, x, mixed, interpret=interpret), stream
+    return finish(block, x, mixed, interpret=interpret)
 
 
 # The way back: gradients of one record, from what a run of all records left behind. Matrices are

@@ -7,14 +7,14 @@ once, is computed before the loop that goes from record to record.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-from ..nn.attention import exact, rotate, turns
+from ..nn.attention import Turn, exact, rotate, turns
 from ..nn.few_rows import fold_block
 from ..nn.kernels import (
     ROWS,
@@ -31,6 +31,7 @@ from ..nn.kernels import (
     launch,
     like,
     loaded,
+    look_back,
     multiply,
     norm_gradient,
     part,
@@ -47,7 +48,7 @@ from ..nn.kernels import (
 )
 from ..nn.layers import Linear, RMSNorm, Tree, product, spread
 from ..nn.stream import layers_of
-from ..nn.transformer import History, numbers_of
+from ..nn.transformer import Block, History, numbers_of
 from .condense import Basis, Condensed
 from .local import Dynamics, Posterior
 from .recurrence import Known, Passed, noise_of
@@ -108,6 +109,7 @@ def sample_latents(
     latents, classes = posterior.latents, posterior.classes
     layers = layers_of(dynamics.transformer)
     blocks = [fold_block(block) for block in layers.blocks]
+    beginner = _beginner(dynamics, blocks[0])
     reader = _reader(dynamics.state.basis, layers.norm, posterior.mlp.linears[0])  # pyright: ignore
 
     def by_row(leaf: Shaped[Array, "B T N *s"]) -> Shaped[Array, "R T *s"]:
@@ -131,10 +133,14 @@ def sample_latents(
 
         def step(_: Int[Array, ""], carry: tuple) -> tuple:
             streams, latent, t = list(carry[0]), *carry[1:]
-            x = _token(
-                dynamics, latent, a_before, is_first, t, classes=classes, interpret=interpret
+            streams[0], x = _begin(
+                streams[0], beginner, latent, a_before, is_first, turn, t, classes=classes,
+                eps=blocks[0].norm_attention.eps, window=layers.window, interpret=interpret,
+            )  # fmt: skip
+            x = look_back(
+                blocks[0], x, streams[0], episode, t, window=layers.window, interpret=interpret
             )
-            for layer, block in enumerate(blocks):
+            for layer, block in enumerate(blocks[1:], 1):
                 x, streams[layer] = advance_block(
                     block, x, streams[layer], episode, turn, t,
                     window=layers.window, interpret=interpret,
@@ -177,36 +183,110 @@ def _open(past: History, length: int) -> tuple[Float[Array, "3 R S D"], ...]:
     return tuple(map(opened, past.keys, past.values))
 
 
-def _token(
-    dynamics: Dynamics,
-    latent: Int[Array, "R P S"],
+class _Beginner(NamedTuple):
+    """What makes of latents and an action a token, and of that what it asks, is known by and holds
+    in the first layer.
+
+    These are the token's norm through a matrix, and a token is a sum of rows: so they are sums of
+    rows of their own, which need not wait for the token.
+    """
+
+    linear: Linear
+    norm: RMSNorm
+    table: Float[Array, "V 3 2 Q"]
+    """The token's rows under the gain and that matrix: of queries, keys and values the left halves
+    of all heads, then the right ones."""
+    start: Float[Array, "3 2 Q"]
+    """The same of the token's bias,"""
+    bias: Float[Array, "3 2 Q"]
+    """and what is added after both norms, that of the token and the layer's own."""
+
+
+def _beginner(dynamics: Dynamics, block: Block) -> _Beginner:
+    """For a folded block."""
+    matrix, exact_gain = block.query_key_value.weight, exact(dynamics.token_norm.gain)
+    shape = (3, block.heads, 2, matrix.shape[1] // (6 * block.heads))
+
+    def by_halves(leaf: Float[Array, "*b O"]) -> Float[Array, "*b 3 2 Q"]:
+        leaf = jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], *shape), -2, -3)
+        return leaf.reshape(*leaf.shape[:-2], -1)
+
+    def through(leaf: Float[Array, "*b D"]) -> Float[Array, "*b 3 2 Q"]:
+        return by_halves(product(exact(leaf) * spread(exact_gain, leaf.ndim), exact(matrix)))
+
+    token = dynamics.token
+    return _Beginner(
+        token,
+        dynamics.token_norm,
+        through(token.weight).astype(token.weight.dtype),
+        through(token.bias),
+        by_halves(exact(block.query_key_value.bias)),
+    )
+
+
+def _begin(
+    stream: Float[Array, "3 R P D"],
+    beginner: _Beginner,
+    latent: Int[Array, "R Z S"],
     a_before: Int[Array, "R T"],
     is_first: Int[Array, "R T"],
+    turn: Turn,
     t: Time,
     *,
     classes: int,
+    eps: float,
+    window: int,
     interpret: bool,
-) -> Float[Array, "R D"]:
-    """`Dynamics.look_up` for record `t`."""
+) -> tuple[Float[Array, "3 R P D"], Float[Array, "R D"]]:
+    """`Dynamics.look_up` for record `t`, and the first layer's stream with it, as `enter_stream`
+    makes it; `eps` is that of the layer's norm."""
     rows, _, latents = latent.shape
+    width, half = stream.shape[3], turn.cos.shape[1]
 
-    def token_kernel(
-        linear: Linear, norm: RMSNorm, latent: Ref, a_before: Ref, is_first: Ref, t: Ref, out: Ref
-    ) -> None:
-        row, now = pl.program_id(0), t[0]
+    def begin_kernel(
+        old: Ref, beginner: _Beginner, latent: Ref, a_before: Ref, is_first: Ref, turn: Turn,
+        t: Ref, stream: Ref, out: Ref,
+    ) -> None:  # fmt: skip
+        row, kind, now = pl.program_id(0), pl.program_id(1), t[0]
         index = jnp.arange(latents) * classes + latent[row, now, :]
-        of_action = linear.weight[latents * classes + a_before[row, now], :]
-        begins, bias, gain = is_first[row, now] != 0, linear.bias[...], norm.gain[...]
-        found = jnp.sum(loaded(linear.weight, index, slice(None)), axis=0)
-        found = jnp.where(begins, 0.0, found + exact(of_action)).astype(out.dtype)
-        x = exact((found + bias).astype(out.dtype))
-        scale = jax.lax.rsqrt(jnp.sum(x * x) / x.shape[0] + norm.eps)
-        out[row, :] = (x * scale * exact(gain)).astype(out.dtype)
+        action = latents * classes + a_before[row, now]
+        (linear, norm, table, start, bias), place = beginner, window - 1 + now
+        begins, token_bias, gain = is_first[row, now] != 0, linear.bias[...], norm.gain[...]
+        head, inside = divide(jnp.arange(width // 2), half)
+        cos, sin = turn.cos[place, inside], turn.sin[place, inside]
+        sides = [(start[kind, side, :], bias[kind, side, :]) for side in (0, 1)]
 
-    weight = dynamics.token.weight
-    given = (dynamics.token, dynamics.token_norm, latent, a_before, is_first, t)
-    out = like(weight, rows, weight.shape[1])
-    return launch(token_kernel, out, (rows,), *given, tile="token", interpret=interpret)
+        def rows_of(ref: Ref, *columns: Any) -> Float[Array, " C"]:
+            """The sum of the rows that the latents and the action name; none at a beginning."""
+            of_action = ref[(action, *columns)]
+            found = jnp.sum(loaded(ref, index, *columns), axis=0)
+            return jnp.where(begins, 0.0, found + exact(of_action))
+
+        halves = [rows_of(table, kind, side, slice(None)) for side in (0, 1)]
+        found = rows_of(linear.weight, slice(None)).astype(out.dtype)
+        x = exact((found + token_bias).astype(out.dtype))
+        scale = jax.lax.rsqrt(jnp.sum(x * x) / width + norm.eps)
+        x = exact((x * scale * exact(gain)).astype(out.dtype))
+        scale = scale * jax.lax.rsqrt(jnp.sum(x * x) / width + eps)
+
+        @pl.when(kind == 0)
+        def _() -> None:
+            out[row, :] = x.astype(out.dtype)
+
+        left, right = (
+            exact((scale * (each + of_bias) + last).astype(stream.dtype))
+            for each, (of_bias, last) in zip(halves, sides, strict=True)
+        )
+        cos, sin = jnp.where(kind == 2, 1.0, cos), jnp.where(kind == 2, 0.0, sin)
+        columns = 2 * half * head + inside
+        stream[kind, row, place, columns] = (left * cos - right * sin).astype(stream.dtype)
+        stream[kind, row, place, columns + half] = (left * sin + right * cos).astype(stream.dtype)
+
+    given = (stream, beginner, latent, a_before, is_first, turn, t)
+    outs = (like(stream), like(stream, rows, width))
+    return launch(
+        begin_kernel, outs, (rows, 3), *given, tile="begin", in_place=1, interpret=interpret
+    )
 
 
 def _read(
