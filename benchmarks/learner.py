@@ -507,10 +507,10 @@ def phases(subject: Subject, view: Sequence) -> Iterator[tuple[str, Callable, tu
 
     imagined = jax.jit(dream)(*thin[:3])
 
-    def advantages(critic: Any) -> Any:
+    def judge(critic: Any) -> Any:
         return freeze(imagined, critic, config)
 
-    frozen = jax.jit(advantages)(thin[3])
+    frozen = jax.jit(judge)(thin[3])
     replayed = replay_targets(record, frozen.returns[0], config)
 
     def improve(params: Any, optimizers: Any) -> Any:
@@ -523,7 +523,7 @@ def phases(subject: Subject, view: Sequence) -> Iterator[tuple[str, Callable, tu
     yield "model step", algorithm.train_model, (learner._replace(replay=None), view, key)
     yield "re-inference", reinfer, thin[:2]
     yield "imagination", dream, thin[:3]
-    yield "advantages", advantages, thin[3:]
+    yield "advantages", judge, thin[3:]
     yield "five epochs", improve, (params, learner.optimizers)
     behaviour = (params, learner.optimizers, view, key)
     yield "behaviour step", algorithm.train_behaviour, behaviour

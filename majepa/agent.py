@@ -7,7 +7,6 @@ with the new parameters, imagines from it, and takes five steps of actor and cri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -44,11 +43,9 @@ from .policy.critic import Critic
 from .policy.ppo import (
     Frozen,
     ReplayTargets,
-    Seen,
     actor_loss,
     critic_loss,
     freeze,
-    judge,
     replay_targets,
 )
 from .replay import Record, Replay, Sequence, insert, make_replay, num_starts, sample, write_back
@@ -131,14 +128,6 @@ class Bad(NamedTuple):
 
     before: Int[Array, ""]
     now: Int[Array, ""]
-
-
-class Judged(NamedTuple):
-    """What a critic says of imagined states, and how it learns from that."""
-
-    logits: Float[Array, "H B R N K"]
-    pull_back: Callable[[Array], tuple[Critic]]
-    """From the gradient of the logits to that of the critic."""
 
 
 class Executor(eqx.Module):
@@ -535,6 +524,7 @@ class Majepa:
         basis = Basis(local.dynamics)
         local, joint = condense_local(local, basis), condense_joint(joint, basis)
         actor = condense_actor(cast(params.actor, dtype), basis)
+        target_critic = condense_critic(cast(params.critic, dtype), basis)
         key_infer, key_imagine = jax.random.split(key)
         if roots is None:
             roots = reinfer(local, joint, view, config.context, key_infer)
@@ -542,25 +532,12 @@ class Majepa:
         imagined = imagine(
             local, joint, actor, roots, record, config, self.spec.noop_index, key_imagine
         )
-        # The target critic is what the critic is before its first step: it is asked once for both.
-        judged = self.judge(params.critic, Seen.of(imagined), basis)
-        target_critic = condense_critic(cast(params.critic, dtype), basis)
-        frozen = freeze(imagined, target_critic, config, judged.logits)
+        frozen = freeze(imagined, target_critic, config)
         replayed = replay_targets(record, frozen.returns[0], config)
-        params, optimizers, epochs = self.improve(
-            params, optimizers, frozen, replayed, basis, judged
-        )
+        # From here on the target critic would be copied from the new critic: it is read no more.
+        params, optimizers, epochs = self.improve(params, optimizers, frozen, replayed, basis)
         metrics = diagnostics.of_behaviour(imagined, frozen, replayed, epochs)
         return params, optimizers, roots.z, metrics
-
-    def judge(self, critic: Critic, seen: Seen, basis: Basis) -> Judged:
-        """What a critic says of condensed states."""
-
-        def logits_of(critic: Critic) -> Array:
-            thin = condense_critic(cast(critic, jnp.dtype(self.config.precision)), basis)
-            return judge(thin, seen, self.config)
-
-        return Judged(*jax.vjp(logits_of, critic))
 
     def improve(
         self,
@@ -569,32 +546,28 @@ class Majepa:
         frozen: Frozen,
         replayed: ReplayTargets,
         basis: Basis,
-        judged: Judged | None = None,
     ) -> tuple[Params, Optimizers, Epoch]:
-        """Interleaved steps of actor and critic on the whole frozen batch of condensed states.
-
-        `judged`: what the critic says of it before its first step, if it was asked already.
-        """
+        """Interleaved steps of actor and critic on the whole frozen batch of condensed states."""
         config, dtype = self.config, jnp.dtype(self.config.precision)
 
         def loss_of_actor(actor: Actor, old: Array, is_first: Array) -> tuple:
             thin = condense_actor(cast(actor, dtype), basis)
             return actor_loss(thin, frozen, old, is_first, config)
 
-        def loss_of_critic(logits: Array) -> tuple:
-            return critic_loss(logits, frozen, replayed, config)
+        def loss_of_critic(critic: Critic) -> tuple:
+            thin = condense_critic(cast(critic, dtype), basis)
+            return critic_loss(thin, frozen, replayed, config)
 
-        def epoch(carry: tuple, judged: Judged, *, is_first: bool) -> tuple[tuple, Epoch]:
+        def epoch(carry: tuple, number: Int[Array, ""]) -> tuple[tuple, Epoch]:
             params, optimizers, old = carry
             (loss_pi, (old, pi)), gradient = jax.value_and_grad(loss_of_actor, has_aux=True)(
-                params.actor, old, jnp.asarray(is_first)
+                params.actor, old, number == 0
             )
             actor, actor_state, actor_report = apply_update(
                 self.actor_optimizer, gradient, optimizers.actor, params.actor,
                 jnp.isfinite(loss_pi),
             )  # fmt: skip
-            (loss_v, v), of_logits = jax.value_and_grad(loss_of_critic, has_aux=True)(judged.logits)
-            (gradient,) = judged.pull_back(of_logits)
+            (loss_v, v), gradient = jax.value_and_grad(loss_of_critic, has_aux=True)(params.critic)
             critic, critic_state, critic_report = apply_update(
                 self.critic_optimizer, gradient, optimizers.critic, params.critic,
                 jnp.isfinite(loss_v),
@@ -604,16 +577,11 @@ class Majepa:
             report = Epoch(loss_pi, pi, v[0], v[1], actor_report, critic_report)
             return (params, optimizers, old), report
 
-        def later_epoch(carry: tuple, _: None) -> tuple[tuple, Epoch]:
-            return epoch(carry, self.judge(carry[0].critic, frozen.seen, basis), is_first=False)
-
-        if judged is None:
-            judged = self.judge(params.critic, frozen.seen, basis)
-        carry = (params, optimizers, jnp.zeros(frozen.action.shape))
-        carry, first = epoch(carry, judged, is_first=True)
-        carry, later = jax.lax.scan(later_epoch, carry, length=config.policy.epochs - 1)
-        epochs = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, later)
-        return *carry[:2], epochs
+        old = jnp.zeros(frozen.action.shape)
+        (params, optimizers, _), epochs = jax.lax.scan(
+            epoch, (params, optimizers, old), jnp.arange(config.policy.epochs)
+        )
+        return params, optimizers, epochs
 
 
 def keys_of_halves(key: Key[Array, ""]) -> tuple[Key[Array, ""], Key[Array, ""]]:

@@ -30,9 +30,7 @@ from .world_model.unroll import Roots
 class Imagined(NamedTuple):
     """The frozen batch that actor and critic learn from; index k is a state, k to k+1 a step."""
 
-    s: Float[Array, "H B R N F"]
-    end: Float[Array, "B R N F"]
-    """The last state, in which nobody acts any more."""
+    s: Float[Array, "H+1 B R N F"]
     legal: Bool[Array, "H B R N A"]
     """The masks that actions were drawn under; never drawn again."""
     action: Int[Array, "H B R N"]
@@ -78,7 +76,6 @@ def imagine(
 
     def step(carry: tuple, given: tuple[Array, Array]) -> tuple:
         (now, states, local_room, joint_room), (k, noise) = carry, given
-        states = jax.lax.dynamic_update_index_in_dim(states, now.s, k, axis=0)
         key_act, key_latent, key_legal = jax.random.split(noise, 3)
         action = sample_index(actor(now.s, now.legal), key_act)
         a = jax.nn.one_hot(action, now.legal.shape[-1])
@@ -99,12 +96,14 @@ def imagine(
         reward, cont = end_dead_teams(reward, cont, record.present, now.alive, alive)
         valid = now.value_valid & _anyone(record.present & alive)
         after = _Now(s, z, legal, alive, valid)
+        states = jax.lax.dynamic_update_index_in_dim(states, s, k + 1, axis=0)
         seen = (now.legal, now.alive, now.value_valid)
         return (after, states, local_room, joint_room), (*seen, action, reward, cont)
 
     given = (jnp.arange(steps), jax.random.split(key, steps))
     # States are wide: they are put where they stay, so that none is copied next to the others.
-    states = jax.lax.empty((steps, *now.s.shape), now.s.dtype)
+    states = jax.lax.empty((steps + 1, *now.s.shape), now.s.dtype)
+    states = jax.lax.dynamic_update_index_in_dim(states, now.s, 0, axis=0)
     (end, states, _, _), (legal, alive, value_valid, action, reward, cont) = jax.lax.scan(
         step, (now, states, local_room, joint_room), given
     )
@@ -114,7 +113,6 @@ def imagine(
 
     return Imagined(
         s=states,
-        end=end.s,
         legal=legal,
         action=action,
         alive=with_end(alive, end.alive),

@@ -161,17 +161,11 @@ def usual() -> tuple[Outcome, Imagined]:
     return script, imagined
 
 
-def later_states(imagined):
-    """Those that imagination led to."""
-    return jnp.concatenate([imagined.s[1:], imagined.end[None]])
-
-
 def test_shapes():
     imagined = usual()[1]
     size = SIZE_H + CONFIG.local.latents * CLASSES
     assert HORIZON == 5
-    assert imagined.s.shape == (5, BATCH, ROOTS, AGENTS, size)
-    assert imagined.end.shape == (BATCH, ROOTS, AGENTS, size)
+    assert imagined.s.shape == (6, BATCH, ROOTS, AGENTS, size)
     assert imagined.legal.shape == (5, BATCH, ROOTS, AGENTS, ACTIONS)
     for name in ("alive", "value_valid"):
         assert getattr(imagined, name).shape == (6, BATCH, ROOTS, AGENTS)
@@ -339,7 +333,7 @@ def likeliest(local, h, e):
 def test_the_posterior_turns_predicted_embeddings_into_states(observed):
     script = make_script()
     imagined = run(script, observed=observed)[1]
-    h, z = np.split(later_states(imagined), [SIZE_H], axis=-1)
+    h, z = np.split(imagined.s[1:], [SIZE_H], axis=-1)
     z = z.reshape(*SHAPE, CONFIG.local.latents, CLASSES)
     assert set(np.unique(z)) == {0, 1}
     assert (z.sum(-1) == 1).all()
@@ -366,7 +360,7 @@ def test_nothing_has_a_gradient_for_the_actor():
         def total(actor):
             models = params()._replace(actor=actor)
             _, imagined = _run(models, script, sequence, key, CONFIG)
-            return sum(map(jnp.sum, (imagined.s, imagined.end, imagined.reward, imagined.cont)))
+            return sum(map(jnp.sum, (imagined.s, imagined.reward, imagined.cont)))
 
         return jax.grad(total)(actor)
 
@@ -479,8 +473,7 @@ def lived() -> Lived:
         )  # fmt: skip
         h_then = jnp.moveaxis(h[:, place], 0, 1)
         posteriors = tuple(
-            blunt_posterior(states, truth)
-            for states in (later_states(imagined)[..., :SIZE_H], h_then)
+            blunt_posterior(states, truth) for states in (imagined.s[1:, ..., :SIZE_H], h_then)
         )
         return s, reward, roots.s, roots.z, imagined, posteriors
 
@@ -516,8 +509,7 @@ def test_with_true_embeddings_imagination_lives_through_what_was_recorded():
     record, imagined = found.sequence.record, found.imagined
     farthest = 0
     for b, r, k, t in places():
-        state = imagined.s[k, b, r] if k < HORIZON else imagined.end[b, r]
-        np.testing.assert_allclose(state, found.s[b, t], atol=1e-4)
+        np.testing.assert_allclose(imagined.s[k, b, r], found.s[b, t], atol=1e-4)
         if k < HORIZON:
             np.testing.assert_array_equal(imagined.action[k, b, r], record.action[b, t])
         farthest = max(farthest, k)

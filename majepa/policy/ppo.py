@@ -21,19 +21,6 @@ from .returns import accumulate, clipped_surrogate, gae, log_ratio
 sg = jax.lax.stop_gradient
 
 
-class Seen(NamedTuple):
-    """What the critic sees of states in which agents act."""
-
-    s: Float[Array, "H B R N F"]
-    present: Bool[Array, "H B R N"]
-    alive: Bool[Array, "H B R N"]
-
-    @staticmethod
-    def of(imagined: Imagined) -> Seen:
-        present = jnp.broadcast_to(imagined.present[None], imagined.action.shape)
-        return Seen(imagined.s, present, imagined.alive[:-1])
-
-
 class Frozen(NamedTuple):
     """An imagined batch with its advantages and returns; the same in all epochs."""
 
@@ -50,10 +37,6 @@ class Frozen(NamedTuple):
     actor_weight: Float[Array, "H B R N"]
     value_weight: Float[Array, "H B R N"]
 
-    @property
-    def seen(self) -> Seen:
-        return Seen(self.s, self.present, self.alive)
-
 
 class ReplayTargets(NamedTuple):
     """Value targets on recorded states, from real rewards. Imagination starts at those very states:
@@ -68,27 +51,12 @@ class ReplayTargets(NamedTuple):
         return imagined[0, :, :-1]
 
 
-@jax.named_scope("critic")
-def judge(critic: Critic, seen: Seen, config: MajepaConfig) -> Float[Array, "H B R N K"]:
-    """Two-hot logits of values."""
-    return cast(critic, jnp.dtype(config.precision))(*seen)
-
-
 @jax.named_scope("advantages")
-def freeze(
-    imagined: Imagined,
-    target: Critic,
-    config: MajepaConfig,
-    judged: Float[Array, "H B R N K"] | None = None,
-) -> Frozen:
-    """Advantages, returns and weights of an imagined batch (Eq. of appendix PPO); `judged` is what
-    the target critic says of it, if it was asked already."""
-    policy, bins, seen = config.policy, TwoHot(config.bins), Seen.of(imagined)
-    judged = judge(target, seen, config) if judged is None else judged
-    at_end = cast(target, jnp.dtype(config.precision))(
-        imagined.end, imagined.present, imagined.alive[-1]
-    )
-    value = jnp.concatenate([bins.mean(judged), bins.mean(at_end)[None]])
+def freeze(imagined: Imagined, target: Critic, config: MajepaConfig) -> Frozen:
+    """Advantages, returns and weights of an imagined batch (Eq. of appendix PPO)."""
+    policy = config.policy
+    present = jnp.broadcast_to(imagined.present[None], imagined.alive.shape)
+    value = values(target, imagined.s, present, imagined.alive, config)
     b = imagined.value_valid.astype(jnp.float32)
     # The continuation holds the discount already.
     cont = imagined.cont * b[1:]
@@ -96,11 +64,11 @@ def freeze(
     weight = b[:-1] * jnp.cumprod(jnp.concatenate([jnp.ones_like(cont[:1]), cont[:-1]]), axis=0)
     actor_weight = weight * imagined.alive[:-1]
     return Frozen(
-        s=seen.s,
+        s=imagined.s[:-1],
         legal=imagined.legal,
         action=imagined.action,
-        alive=seen.alive,
-        present=seen.present,
+        alive=imagined.alive[:-1],
+        present=present[:-1],
         advantage=standardise(advantage, actor_weight),
         returns=advantage + value[:-1],
         value=value[:-1],
@@ -171,13 +139,22 @@ def actor_loss(
 
 @jax.named_scope("critic")
 def critic_loss(
-    judged: Float[Array, "H B R N K"],
-    frozen: Frozen,
-    replayed: ReplayTargets,
-    config: MajepaConfig,
+    critic: Critic, frozen: Frozen, replayed: ReplayTargets, config: MajepaConfig
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
-    """Two-hot losses of logits on imagined returns and, with a coefficient, on replayed ones."""
-    bins = TwoHot(config.bins)
-    imagined = weighted_mean(bins.loss(judged, frozen.returns), frozen.value_weight)
-    real = masked_mean(bins.loss(replayed.among(judged), replayed.returns), replayed.valid)
+    """Two-hot losses on imagined returns and, with a coefficient, on replayed ones."""
+    critic, bins = cast(critic, jnp.dtype(config.precision)), TwoHot(config.bins)
+    logits = critic(frozen.s, frozen.present, frozen.alive)
+    imagined = weighted_mean(bins.loss(logits, frozen.returns), frozen.value_weight)
+    real = masked_mean(bins.loss(replayed.among(logits), replayed.returns), replayed.valid)
     return imagined + config.policy.replay_value * real, (imagined, real)
+
+
+def values(
+    critic: Critic,
+    s: Float[Array, "*b N F"],
+    present: Bool[Array, "*b N"],
+    alive: Bool[Array, "*b N"],
+    config: MajepaConfig,
+) -> Float[Array, "*b N"]:
+    logits = cast(critic, jnp.dtype(config.precision))(s, present, alive)
+    return TwoHot(config.bins).mean(logits)

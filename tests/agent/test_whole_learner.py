@@ -183,8 +183,6 @@ def test_replayed_returns_lean_on_the_imagined_ones_of_the_same_records(monkeypa
     returns = np.arange(3 * 4).reshape(3, 4)
     monkeypatch.setattr(agent, "reinfer", lambda *_: SimpleNamespace(s=None))
     monkeypatch.setattr(agent, "imagine", lambda *_: None)
-    monkeypatch.setattr(agent.Seen, "of", lambda *_: None)
-    monkeypatch.setattr(Majepa, "judge", lambda *_: SimpleNamespace(logits=None))
     monkeypatch.setattr(agent, "freeze", lambda *_: SimpleNamespace(returns=returns))
     monkeypatch.setattr(agent, "replay_targets", note)
     learner = begun().learner

@@ -26,6 +26,7 @@ from majepa.policy.ppo import (
     critic_loss,
     freeze,
     replay_targets,
+    values,
 )
 from majepa.world_model.condense import Basis
 
@@ -52,8 +53,7 @@ def make_imagined(seed: int = 0) -> Imagined:
     legal = rng.random((*shape, ACTIONS)) < 0.6
     legal[..., 1] |= ~legal.any(-1)
     return Imagined(
-        s=array(rng.normal(size=(*shape, FEATURE))),
-        end=array(rng.normal(size=(*shape[1:], FEATURE))),
+        s=array(rng.normal(size=(STEPS + 1, *shape[1:], FEATURE))),
         legal=array(legal),
         action=array(np.argmax(rng.random(legal.shape) * legal, axis=-1).astype(np.int32)),
         alive=array(np.stack(alive)),
@@ -88,9 +88,9 @@ class Batch(NamedTuple):
 def batch() -> Batch:
     imagined, (actor, critic) = make_imagined(), make_networks(0)
     present = jnp.broadcast_to(imagined.present[None], imagined.alive.shape)
-    states = jnp.concatenate([imagined.s, imagined.end[None]])
-    logits = jit(type(critic).__call__)(critic, states, present, imagined.alive)
-    value = TwoHot(DEBUG.bins).mean(logits)
+    value = jit(functools.partial(values, config=DEBUG))(
+        critic, imagined.s, present, imagined.alive
+    )
     frozen = jit(functools.partial(freeze, config=DEBUG))(imagined, critic)
     return Batch(imagined, actor, critic, np.asarray(value), frozen)
 
@@ -163,9 +163,10 @@ def test_advantages_are_standardised_once_over_the_decisions():
 
 def test_the_rest_of_the_batch_is_as_imagined():
     imagined, *_, frozen = batch()
-    for name in ("s", "legal", "action"):
+    for name in ("legal", "action"):
         np.testing.assert_array_equal(getattr(frozen, name), getattr(imagined, name))
-    np.testing.assert_array_equal(frozen.alive, imagined.alive[:-1])
+    for name in ("s", "alive"):
+        np.testing.assert_array_equal(getattr(frozen, name), getattr(imagined, name)[:-1])
     for present in frozen.present:
         np.testing.assert_array_equal(present, imagined.present)
 
@@ -321,9 +322,8 @@ def make_replayed(seed: int = 0) -> ReplayTargets:
 def test_the_critic_loss_by_hand():
     _, _, critic, _, frozen = batch()
     replayed = make_replayed()
-    logits = jit(type(critic).__call__)(critic, frozen.s, frozen.present, frozen.alive)
     loss, (imagined, real) = jit(functools.partial(critic_loss, config=DEBUG))(
-        logits, frozen, replayed
+        critic, frozen, replayed
     )
     # Recorded states are the first imagined ones; after the last of them nothing is recorded.
     recorded = jax.tree.map(lambda leaf: leaf[0, :, :-1], frozen)._replace(returns=replayed.returns)
@@ -553,11 +553,7 @@ def test_every_epoch_uses_the_frozen_batch_and_the_first_policy():
 
     @jit
     def critic_step(critic, moments):
-        def loss(critic):
-            logits = critic(frozen.s, frozen.present, frozen.alive)
-            return critic_loss(logits, frozen, replayed, config)[0]
-
-        gradient = jax.grad(loss)(critic)
+        gradient = jax.grad(critic_loss, has_aux=True)(critic, frozen, replayed, config)[0]
         return apply_update(optimizer.critic_optimizer, gradient, moments, critic)[:2]
 
     actor, actor_moments, old = params.actor, optimizers.actor, jnp.zeros(frozen.action.shape)
