@@ -1,13 +1,13 @@
 """Versions of a learner call of MA-JEPA against each other: they take turns on one machine.
 
     uv run python benchmarks/turns.py --env 3m --preset small . ../before
-    python benchmarks/turns.py --env 2s3z . .,MAJEPA_KERNELS=early .,MAJEPA_KERNELS=few_rows+early
+    python benchmarks/turns.py --env 2s3z --side-by-side . ../before .,MAJEPA_KERNELS=0
 
 A version is a folder that holds the repository, at a commit whose `learner.py` makes records up,
 and variables of the environment after commas; several values of one variable have + between them.
 Each version has a process of its own, which makes up the same records and compiles its calls, one
-after another. Then they take turns, every second round in the opposite order: each makes as many
-calls as the others, on the same views, while the others wait.
+after another or, but for the first, side by side. Then they take turns, every second round in the
+opposite order: each makes as many calls as the others, on the same views, while the others wait.
 
 Prints what each round took to stderr, in milliseconds a call, and at the end one JSON line per
 version: the median and the least of its turns; the median over rounds of what its turn took,
@@ -125,7 +125,7 @@ def main() -> None:
         "--side-by-side",
         action="store_true",
         help="compile all versions but the first at once; what the library's trials of its kernels "
-        "found for the first is kept for the others, unless compiled programs are not",
+        "found for the first is kept for the others, unless the cache of compiled programs is off",
     )
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()

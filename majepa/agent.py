@@ -152,7 +152,7 @@ class Majepa:
     """The algorithm for one environment; `steps` bounds how much replay a run can fill."""
 
     def __init__(self, config: MajepaConfig, spec: EnvSpec, *, steps: int) -> None:
-        gpu.are_off()  # If it cannot be told, that is said before anything is begun.
+        gpu.kernels_are_off()  # A switch that says neither is refused before anything is begun.
         self.config = config
         self.spec = spec
         self.steps = steps

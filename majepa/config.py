@@ -399,6 +399,9 @@ def require_seed(seed: int) -> None:
 
 
 MAY_BE_ZERO = {"prefill", "model_only_calls"}
+ABOVE_ZERO = {"clip", "clip_floor", "eps", "adam_eps", "max_gradient"}
+"""What an optimizer divides by, or bounds its steps with: with zero, a finite gradient makes a step
+that is no number."""
 SHARES = {
     "unimix", "ema", "horizon_decay", "uniform", "decay", "discount", "trace", "replay_trace",
     "epsilon_start", "epsilon_end",
@@ -407,7 +410,7 @@ BELOW_ONE = {"dropout", "momentum", "rms", "value_decay"}
 
 
 def _check_numbers(config: Any, place: str = "algo") -> None:
-    """Counts are one or more, scales zero or more, shares at most one."""
+    """Counts are one or more, scales zero or more, shares at most one, bounds above zero."""
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), f"{place}.{field.name}"
         if dataclasses.is_dataclass(value):
@@ -421,6 +424,8 @@ def _check_numbers(config: Any, place: str = "algo") -> None:
             _require(value >= 0, name, value, "zero or more")
         elif isinstance(value, int):
             _require(value >= 1, name, value, "one or more")
+        elif isinstance(value, float) and field.name in ABOVE_ZERO:
+            _require(0 < value < math.inf, name, value, "above zero, and finite")
         elif isinstance(value, float) and field.name in BELOW_ONE:
             _require(0 <= value < 1, name, value, "zero or more and below 1")
         elif isinstance(value, float) and field.name in SHARES:

@@ -22,6 +22,7 @@ from majepa.config import (
     MatConfig,
     OptimizerConfig,
     PolicyConfig,
+    QmixConfig,
     ReplayConfig,
     TrainConfig,
     from_json,
@@ -407,6 +408,12 @@ def test_stored_configs_that_cannot_be_used(changes, words):
             lambda: MajepaConfig(replay=ReplayConfig(capacity=4_000)),
             "algo.replay.capacity", "4000", "at least 4112 rows",
         ),
+        (
+            lambda: MajepaConfig(optimizer=OptimizerConfig(clip_floor=0.0)),
+            "algo.optimizer.clip_floor", "0.0", "above zero",
+        ),
+        (lambda: MappoConfig(adam_eps=0.0), "algo.adam_eps", "0.0", "above zero"),
+        (lambda: QmixConfig(max_gradient=0.0), "algo.max_gradient", "0.0", "above zero"),
         (lambda: TrainConfig(MappoConfig(), steps=0), "steps", "0", "at least one"),
         (lambda: TrainConfig(MappoConfig(), seed=-1), "seed", "-1", "from 0 to 4294967295"),
         (

@@ -289,8 +289,8 @@ def mix_branches(
             return [ref.at[row, head, mine, number, cut] for cut in halves]
 
         query, key, value = new(0).turned((cos, sin)), new(1).turned((cos, sin)), new(2)
-        at = divide(row, agents)[0]
-        seen = held(shared.at[at, mine, near], is_root[:, None] & is_place[None]) != 0
+        team = divide(row, agents)[0]
+        seen = held(shared.at[team, mine, near], is_root[:, None] & is_place[None]) != 0
         limb_keys, limb_values = of_limb(limb.keys), of_limb(limb.values)
         for ref, pair in ((keys, key), (values, value)):
             for at, part_of_it in zip(of_twig(ref, now), pair, strict=True):

@@ -22,7 +22,7 @@ SWITCH = "MAJEPA_KERNELS"
 
 def may_take_kernels(dtype: DTypeLike) -> bool:
     """Of numbers of a type. What kernels are written in takes a while to load: not before this."""
-    if dtype != jnp.bfloat16 or are_off():
+    if dtype != jnp.bfloat16 or kernels_are_off():
         return False
     device = jax.devices()[0]
     if device.platform == "gpu" and not has_room(getattr(device, "compute_capability", "")):
@@ -30,7 +30,7 @@ def may_take_kernels(dtype: DTypeLike) -> bool:
     return _is_there()
 
 
-def are_off() -> bool:
+def kernels_are_off() -> bool:
     """Whether the environment wants none; what it cannot want is an error."""
     value = os.environ.get(SWITCH, "").strip()
     if value not in ("", "0"):

@@ -50,7 +50,7 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "begin": Tile(),
+    "enter_first": Tile(),
     "enter": Tile(),
     "attend": Tile(),
     "out": Tile(columns=32, depth=256),
@@ -151,11 +151,6 @@ def dot(x: Float[Array, "M K"], weight: Float[Array, "K N"]) -> Float[Array, "M 
     return jnp.dot(x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)
 
 
-def loaded(ref: Ref, *place: Any) -> Float[Array, "..."]:
-    """What lies there, in float32."""
-    return ref[place].astype(jnp.float32)
-
-
 def total(x: Float[Array, "M K"]) -> Float[Array, "M 1"]:
     return jnp.sum(x, axis=1, keepdims=True)
 
@@ -242,7 +237,7 @@ def normed_product(
         whole, bias = rows.load(x), linear.bias[columns]
         (found,) = products(x, linear.weight, rows, [columns], tile.depth)
         found = (scale_of(eps, exact(whole)) * found + exact(bias)[None]).astype(out.dtype)
-        rows.store(out, columns, jax.nn.silu(found.astype(jnp.float32)) if silu else found)
+        rows.store(out, columns, jax.nn.silu(exact(found)) if silu else found)
 
     out, grid = like(x, x.shape[0], size), (programs_for(x), size // some)
     return launch(normed_product_kernel, out, grid, x, linear, tile=name, interpret=interpret)
@@ -418,22 +413,20 @@ class Back(NamedTuple):
         return pulled if before is None else exact(before) + pulled
 
     def through(
-        self, weight: Ref, now: Int[Array, ""], columns: int, summed: Ref
-    ) -> tuple[Slice, Slice, Float[Array, "M N"]]:
-        """Within a kernel: rows and columns of this program, and its part of the product.
+        self, weight: Ref, now: Int[Array, ""], here: Slice, columns: Slice, summed: Ref
+    ) -> Float[Array, "M N"]:
+        """Within a kernel: this program's part of the product.
 
         The first of those that share rows puts down their gradient, added up.
         """
-        here, number = part(pl.program_id(0), ROWS), pl.program_id(1)
-        some = part(number, columns)
-        matrix = weight[:, some]
+        matrix = weight[:, columns]
         gradient = self.at(here, now).astype(summed.dtype)
 
-        @pl.when(number == 0)
+        @pl.when(pl.program_id(1) == 0)
         def _() -> None:
             summed[here, :] = gradient
 
-        return here, some, dot(gradient, matrix)
+        return dot(gradient, matrix)
 
 
 def norm_gradient(
@@ -479,9 +472,9 @@ def pull_widened(
     def pull_widened_kernel(
         back: Back, weight: Ref, wide: Ref, t: Ref, summed: Ref, out: Ref
     ) -> None:
-        now = t[0]
-        active = wide[part(pl.program_id(0), ROWS), now, part(pl.program_id(1), some)]
-        here, columns, found = back.through(weight, now, some, summed)
+        now, here, columns = t[0], part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
+        active = wide[here, now, columns]
+        found = back.through(weight, now, here, columns, summed)
         out[here, columns] = (found * silu_slope(exact(active))).astype(out.dtype)
 
     outs = (like(back.gradient), like(back.gradient, rows, size))
@@ -502,8 +495,8 @@ def pull_mixed(
     def pull_mixed_kernel(
         old: Ref, back: Back, weight: Ref, t: Ref, mixed: Ref, summed: Ref
     ) -> None:
-        now = t[0]
-        here, columns, found = back.through(weight, now, some, summed)
+        now, here, columns = t[0], part(pl.program_id(0), ROWS), part(pl.program_id(1), some)
+        found = back.through(weight, now, here, columns, summed)
         mixed[here, now, columns] = found.astype(mixed.dtype)
 
     out, grid = (like(mixed), like(back.gradient)), (rows // ROWS, width // some)

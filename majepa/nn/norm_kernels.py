@@ -23,7 +23,7 @@ from .layers import End
 LEAST_ROWS = 1024
 """With fewer, what XLA fuses around a norm is worth more than what is saved here."""
 AT_ONCE = 2048
-"""Entries that a program holds, or two at a time of narrow rows, with twice the threads."""
+"""Entries that a program holds; twice as many of rows up to `NARROW`, with twice the threads."""
 NARROW = 256
 PROGRAMS = 528
 """On the way back: four for each processor of a card for data centres, eight for `MANY_ROWS`."""
@@ -48,14 +48,14 @@ def ended(
 
     def end_kernel(x: Ref, bias: Ref | None, gain: Ref | None, out: Ref) -> None:
         here, there = _rows(pl.program_id(0), some, x)
-        gained = None if gain is None else gain[:]
+        factor = None if gain is None else gain[:]
         y = _exact(x, bias, here, there)
-        if gained is not None:
-            y = y * _scale(y, end.eps) * exact(gained)[None]
+        if factor is not None:
+            y = y * _scale(y, end.eps) * exact(factor)[None]
         y = jax.nn.silu(y) if end.silu else y
         triton.store(out.at[here, :], y.astype(out.dtype), mask=there)
 
-    grid, tile = (math.ceil(rows / some),), "end" + _how_wide(size)
+    grid, tile = (math.ceil(rows / some),), "end" + _of_width(size)
     return launch(end_kernel, like(x), grid, x, bias, gain, tile=tile, interpret=interpret)
 
 
@@ -85,15 +85,15 @@ def pull_ended(
             here, there = _rows(number * programs + program, some, x)
             back = held(gradient.at[here, :], there)
             of_branch = None if beside is None else held(beside.at[here, :], there)
-            gained = None if gain is None else exact(gain[:])[None]
+            factor = None if gain is None else exact(gain[:])[None]
             y, back, of_gain = _exact(x, bias, here, there), exact(back), None
-            if gained is None:
+            if factor is None:
                 pulled = back * silu_slope(y) if end.silu else back
             else:
                 scale = _scale(y, end.eps)
                 unit = y * scale
-                back = back * silu_slope(unit * gained) if end.silu else back
-                of_gain, through = back * unit, back * gained
+                back = back * silu_slope(unit * factor) if end.silu else back
+                of_gain, through = back * unit, back * factor
                 pulled = scale * (through - unit * (total(through * unit) / size))
             found = Sums(None if bias is None else pulled, of_gain)
             if of_branch is not None:
@@ -111,7 +111,7 @@ def pull_ended(
     outs = like(x), Sums(*(None if leaf is None else part for leaf in (bias, gain)))
     pulled, sums = launch(
         pull_end_kernel, outs, (programs,), x, bias, gain, gradient, beside,
-        tile="pull_end" + _how_wide(size), interpret=interpret,
+        tile="pull_end" + _of_width(size), interpret=interpret,
     )  # fmt: skip
     of_bias, of_gain = jax.tree.map(lambda each: jnp.sum(each, axis=0).astype(x.dtype), sums)
     return pulled, of_bias, of_gain
@@ -128,7 +128,8 @@ def _rows_at_once(size: int) -> int:
     return (2 * AT_ONCE if size <= NARROW else AT_ONCE) // size
 
 
-def _how_wide(size: int) -> str:
+def _of_width(size: int) -> str:
+    """What the name of a tile ends with."""
     return "_narrow" if size <= NARROW else ""
 
 

@@ -1,7 +1,7 @@
 """The optimizer of every parameter group: clip each tensor's gradient, normalise it, smooth it.
 
 Adaptive gradient clipping, RMS and momentum in the order of LaProp, behind a guard that leaves
-parameters and optimizer state alone when anything is not finite. What is small is taken together:
+parameters and optimizer state alone when a gradient is not finite. What is small is taken together:
 on a GPU an operation on a bias takes as long as one on all biases.
 """
 
@@ -144,9 +144,10 @@ def apply_update(
 ) -> tuple[Tree, State, Report]:
     """One step, if the caller finds it good and its gradient is finite; otherwise nothing changes.
 
-    Then the step is finite too, as parameters and state are, of which none was ever changed
-    otherwise: so it is taken as it is found, in one way through memory. It is looked at afterwards,
-    lest a state that was broken elsewhere goes unnoticed.
+    Then the step is finite too, with bounds above zero as every configuration has them, and with
+    parameters and a state that were never changed otherwise: so it is taken as it is found, in one
+    way through memory. It is looked at afterwards, lest a state that was broken elsewhere goes
+    unnoticed.
     """
     # optax's types know arrays, not modules of them.
     update: Any = optimizer.update
@@ -182,7 +183,7 @@ def _over_root(
 ) -> Float32[Array, "*b"]:
     # The square of a tiny gradient underflows; dividing by `eps` alone would blow it up.
     root = jnp.sqrt(square)
-    return jnp.where(root > 0, gradient / (root + eps), 0.0)
+    return jnp.where(root == 0, 0.0, gradient / (root + eps))
 
 
 def _norm(tree: PyTree[Array]) -> Float32[Array, ""]:

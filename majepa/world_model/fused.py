@@ -30,7 +30,6 @@ from ..nn.kernels import (
     dot,
     launch,
     like,
-    loaded,
     look_back,
     multiply,
     norm_gradient,
@@ -109,7 +108,7 @@ def sample_latents(
     latents, classes = posterior.latents, posterior.classes
     layers = layers_of(dynamics.transformer)
     blocks = [fold_block(block) for block in layers.blocks]
-    beginner = _beginner(dynamics, blocks[0])
+    entrance = _entrance(dynamics, blocks[0])
     reader = _reader(dynamics.state.basis, layers.norm, posterior.mlp.linears[0])  # pyright: ignore
 
     def by_row(leaf: Shaped[Array, "B T N *s"]) -> Shaped[Array, "R T *s"]:
@@ -133,8 +132,8 @@ def sample_latents(
 
         def step(_: Int[Array, ""], carry: tuple) -> tuple:
             streams, latent, t = list(carry[0]), *carry[1:]
-            streams[0], x = _begin(
-                streams[0], beginner, latent, a_before, is_first, turn, t, classes=classes,
+            streams[0], x = _enter_first(
+                streams[0], entrance, latent, a_before, is_first, turn, t, classes=classes,
                 eps=blocks[0].norm_attention.eps, window=layers.window, interpret=interpret,
             )  # fmt: skip
             x = look_back(
@@ -183,9 +182,8 @@ def _open(past: History, length: int) -> tuple[Float[Array, "3 R S D"], ...]:
     return tuple(map(opened, past.keys, past.values))
 
 
-class _Beginner(NamedTuple):
-    """What makes of latents and an action a token, and of that what it asks, is known by and holds
-    in the first layer.
+class _Entrance(NamedTuple):
+    """From latents and an action to a token, and to its query, key and value in the first layer.
 
     These are the token's norm through a matrix, and a token is a sum of rows: so they are sums of
     rows of their own, which need not wait for the token.
@@ -202,7 +200,7 @@ class _Beginner(NamedTuple):
     """and what is added after both norms, that of the token and the layer's own."""
 
 
-def _beginner(dynamics: Dynamics, block: Block) -> _Beginner:
+def _entrance(dynamics: Dynamics, block: Block) -> _Entrance:
     """For a folded block."""
     matrix, exact_gain = block.query_key_value.weight, exact(dynamics.token_norm.gain)
     shape = (3, block.heads, 2, matrix.shape[1] // (6 * block.heads))
@@ -215,7 +213,7 @@ def _beginner(dynamics: Dynamics, block: Block) -> _Beginner:
         return by_halves(product(exact(leaf) * spread(exact_gain, leaf.ndim), exact(matrix)))
 
     token = dynamics.token
-    return _Beginner(
+    return _Entrance(
         token,
         dynamics.token_norm,
         through(token.weight).astype(token.weight.dtype),
@@ -224,10 +222,10 @@ def _beginner(dynamics: Dynamics, block: Block) -> _Beginner:
     )
 
 
-def _begin(
-    stream: Float[Array, "3 R P D"],
-    beginner: _Beginner,
-    latent: Int[Array, "R Z S"],
+def _enter_first(
+    stream: Float[Array, "3 R W D"],
+    entrance: _Entrance,
+    latent: Int[Array, "R P S"],
     a_before: Int[Array, "R T"],
     is_first: Int[Array, "R T"],
     turn: Turn,
@@ -237,30 +235,30 @@ def _begin(
     eps: float,
     window: int,
     interpret: bool,
-) -> tuple[Float[Array, "3 R P D"], Float[Array, "R D"]]:
+) -> tuple[Float[Array, "3 R W D"], Float[Array, "R D"]]:
     """`Dynamics.look_up` for record `t`, and the first layer's stream with it, as `enter_stream`
     makes it; `eps` is that of the layer's norm."""
     rows, _, latents = latent.shape
     width, half = stream.shape[3], turn.cos.shape[1]
 
-    def begin_kernel(
-        old: Ref, beginner: _Beginner, latent: Ref, a_before: Ref, is_first: Ref, turn: Turn,
+    def enter_first_kernel(
+        old: Ref, entrance: _Entrance, latent: Ref, a_before: Ref, is_first: Ref, turn: Turn,
         t: Ref, stream: Ref, out: Ref,
     ) -> None:  # fmt: skip
         row, kind, now = pl.program_id(0), pl.program_id(1), t[0]
         index = jnp.arange(latents) * classes + latent[row, now, :]
         action = latents * classes + a_before[row, now]
-        (linear, norm, table, start, bias), place = beginner, window - 1 + now
-        begins, token_bias, gain = is_first[row, now] != 0, linear.bias[...], norm.gain[...]
+        (linear, norm, table, start, bias), place = entrance, window - 1 + now
+        is_start, token_bias, gain = is_first[row, now] != 0, linear.bias[...], norm.gain[...]
         head, inside = divide(jnp.arange(width // 2), half)
         cos, sin = turn.cos[place, inside], turn.sin[place, inside]
         sides = [(start[kind, side, :], bias[kind, side, :]) for side in (0, 1)]
 
         def rows_of(ref: Ref, *columns: Any) -> Float[Array, " C"]:
-            """The sum of the rows that the latents and the action name; none at a beginning."""
-            of_action = ref[(action, *columns)]
-            found = jnp.sum(loaded(ref, index, *columns), axis=0)
-            return jnp.where(begins, 0.0, found + exact(of_action))
+            """The sum of the rows that latents and action name; none at an episode's start."""
+            of_action, of_latents = ref[(action, *columns)], ref[(index, *columns)]
+            found = jnp.sum(exact(of_latents), axis=0) + exact(of_action)
+            return jnp.where(is_start, 0.0, found)
 
         halves = [rows_of(table, kind, side, slice(None)) for side in (0, 1)]
         found = rows_of(linear.weight, slice(None)).astype(out.dtype)
@@ -274,19 +272,20 @@ def _begin(
             out[row, :] = x.astype(out.dtype)
 
         left, right = (
-            exact((scale * (each + of_bias) + last).astype(stream.dtype))
-            for each, (of_bias, last) in zip(halves, sides, strict=True)
+            exact((scale * (each + own_start) + own_bias).astype(stream.dtype))
+            for each, (own_start, own_bias) in zip(halves, sides, strict=True)
         )
         cos, sin = jnp.where(kind == 2, 1.0, cos), jnp.where(kind == 2, 0.0, sin)
         columns = 2 * half * head + inside
         stream[kind, row, place, columns] = (left * cos - right * sin).astype(stream.dtype)
         stream[kind, row, place, columns + half] = (left * sin + right * cos).astype(stream.dtype)
 
-    given = (stream, beginner, latent, a_before, is_first, turn, t)
+    given = (stream, entrance, latent, a_before, is_first, turn, t)
     outs = (like(stream), like(stream, rows, width))
     return launch(
-        begin_kernel, outs, (rows, 3), *given, tile="begin", in_place=1, interpret=interpret
-    )
+        enter_first_kernel, outs, (rows, 3), *given,
+        tile="enter_first", in_place=1, interpret=interpret,
+    )  # fmt: skip
 
 
 def _read(

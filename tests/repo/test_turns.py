@@ -64,9 +64,9 @@ def compete(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_version_is_a_folder_and_variables(turns, tmp_path):
     folder = version(tmp_path / "here")
-    found = turns.Version.of(f"{folder},MAJEPA_KERNELS=few_rows+early,XLA_FLAGS=--a=b")
+    found = turns.Version.of(f"{folder},MAJEPA_KERNELS=0,PLACES=here+there,XLA_FLAGS=--a=b")
     assert found.folder == tmp_path / "here"
-    assert found.variables == {"MAJEPA_KERNELS": "few_rows,early", "XLA_FLAGS": "--a=b"}
+    assert found.variables == {"MAJEPA_KERNELS": "0", "PLACES": "here,there", "XLA_FLAGS": "--a=b"}
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,10 @@ def test_changes_are_alike_or_not(turns):
     assert turns.likeness(one, np.array([np.nan, 1.0])) is None
 
 
-def test_versions_take_turns(tmp_path):
+@pytest.mark.parametrize("more", [[], ["--side-by-side"]])
+def test_versions_take_turns(tmp_path, more):
     first, second = version(tmp_path / "one"), version(tmp_path / "two", (1, 0))
-    result = compete(first, second, f"{first},A=1", "--rounds", "3", "--calls", "2")
+    result = compete(first, second, f"{first},A=1", "--rounds", "3", "--calls", "2", *more)
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["version"] for line in lines] == [first, second, f"{first},A=1"]

@@ -211,7 +211,7 @@ class TestLowering:
     def test_latents_at_full_size(self, runs):
         draw = jax.vmap(functools.partial(one_by_one, recurrence.sample_latents))
         lowered = lower_for_gpus(draw, *self.given(runs))
-        # The first token and what it enters the first layer as are one.
+        # A record's token and its entry into the first layer are one kernel.
         assert lowered.count(KERNEL) == self.KERNELS
 
     @pytest.mark.parametrize("runs", [1, 2])
