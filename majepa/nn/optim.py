@@ -1,7 +1,7 @@
 """The optimizer of every parameter group: clip each tensor's gradient, normalise it, smooth it.
 
 Adaptive gradient clipping, RMS and momentum in the order of LaProp, behind a guard that leaves
-parameters and optimizer state alone when a gradient is not finite. What is small is taken together:
+parameters and optimizer state alone when anything is not finite. What is small is taken together:
 on a GPU an operation on a bias takes as long as one on all biases.
 """
 
@@ -142,20 +142,14 @@ def apply_update(
     params: Tree,
     is_good: Bool[Array, ""] | bool = True,
 ) -> tuple[Tree, State, Report]:
-    """One step, if the caller finds it good and its gradient is finite; otherwise nothing changes.
-
-    Then the step is finite too, with bounds above zero as every configuration has them, and with
-    parameters and a state that were never changed otherwise: so it is taken as it is found, in one
-    way through memory. It is looked at afterwards, lest a state that was broken elsewhere goes
-    unnoticed.
-    """
+    """One step, if the caller finds it good and all of it is finite; otherwise nothing changes."""
     # optax's types know arrays, not modules of them.
     update: Any = optimizer.update
     step, stepped_state = update(gradient, state, params)
     gradient_norm, step_norm = _norm(gradient), _norm(step)
-    taken = jnp.asarray(is_good) & jnp.isfinite(gradient_norm)
+    taken = jnp.asarray(is_good) & jnp.isfinite(gradient_norm) & jnp.isfinite(step_norm)
     ratio = step_norm / jnp.maximum(_norm(params), 1e-8)
-    report = Report(gradient_norm, jnp.where(taken, ratio, 0.0), taken & jnp.isfinite(step_norm))
+    report = Report(gradient_norm, jnp.where(taken, ratio, 0.0), taken)
     stepped = jax.tree.map(lambda param, by: jnp.where(taken, param + by, param), params, step)
     kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stepped_state, state)
     return stepped, kept, report
