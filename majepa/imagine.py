@@ -88,7 +88,7 @@ def imagine(
 
         alive = now.alive & (outcome.alive >= 0)
         e_hat = _embedding_of_dead(local, outcome.e_hat, alive, record, config)
-        z = sample_index(local.posterior(h, e_hat), key_latent)
+        z = local.posterior.draw(h, e_hat, jax.random.uniform(key_latent, now.z.shape))
         s = feature(h, jax.nn.one_hot(z, local.posterior.classes))
         legal = _draw_legal(local, s, alive, noop, key_legal)
         reward = _team_mean(TwoHot(config.bins).mean(outcome.reward), record.present)

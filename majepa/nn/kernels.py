@@ -50,7 +50,7 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "enter_first": Tile(),
+    "enter_first": Tile(warps=2),
     "enter": Tile(),
     "attend": Tile(),
     "out": Tile(columns=32, depth=256),
@@ -72,6 +72,8 @@ TILES = {
     "attend_few": Tile(stages=1, warps=2),
     "pull_attend_few": Tile(stages=1, warps=2),
     "mix_branches": Tile(stages=1),
+    # Of `draw_kernels`.
+    "drawn": Tile(stages=1),
     # Of `norm_kernels`.
     "end": Tile(stages=1),
     "end_narrow": Tile(stages=1, warps=8),
@@ -541,20 +543,21 @@ def pull_attention(
         query, keys, values, weight = attended
         halves = [pl.ds(head * size + offset, half) for offset in (0, half)]
         value, chosen = values[row, seen, columns], exact(weight[row, head, now, seen])
-        of_mixed, of_this = mixed[row, :, columns], mixed[row, now, columns]
-        told, by_later = old[row, head, :, place], weight[row, head, :, place]
-        sides = [(keys[row, seen, some], query[row, :, some]) for some in halves]
+        # Of this record's key know the later records, and itself: the last one of its window.
+        time = jnp.arange(length)
+        knows = time >= now
+        of_mixed, of_this = of_knowing(mixed, knows, row, columns), mixed[row, now, columns]
+        told = held(old.at[row, head, :, place], time > now)
+        by_later = held(weight.at[row, head, :, place], knows)
+        sides = [(keys[row, seen, some], of_knowing(query, knows, row, some)) for some in halves]
         cos, sin = turn.cos[place, :], turn.sin[place, :]
 
         of_weight = jnp.sum(exact(value) * exact(of_this)[None], axis=1)
         of_scores = chosen * (of_weight - jnp.sum(chosen * of_weight)) * size**-0.5
         scores[row, head, now, seen] = of_scores.astype(scores.dtype)
 
-        # Of this record's key know the later records, and itself: the last one of its window.
-        time = jnp.arange(length)
         itself = jnp.sum(jnp.where(jnp.arange(window) == window - 1, of_scores, 0.0))
-        told = jnp.where(time > now, exact(told), 0.0)
-        told = jnp.where(time == now, itself, told)
+        told = jnp.where(time == now, itself, exact(told))
 
         of_queries = [jnp.sum(of_scores[:, None] * exact(key), axis=0) for key, _ in sides]
         of_keys = [jnp.sum(told[:, None] * exact(asked), axis=0) for _, asked in sides]
@@ -564,6 +567,13 @@ def pull_attention(
             out[row, pl.ds(first + half, half)] = (right * cos - left * sin).astype(out.dtype)
         of_value = jnp.sum(exact(by_later)[:, None] * exact(of_mixed), axis=0)
         out[row, pl.ds(2 * width + head * size, size)] = of_value.astype(out.dtype)
+
+    def of_knowing(
+        ref: Ref, knows: Bool[Array, " T"], row: Array, columns: Slice
+    ) -> Float[Array, "T K"]:
+        """What the records that know of this one have; of others nothing is asked."""
+        there = jnp.broadcast_to(knows[:, None], (length, columns.size))
+        return held(ref.at[row, :, columns], there)
 
     outs = (like(scores), like(mixed, rows, 3 * width))
     given = (scores, mixed, attended, turn, t)

@@ -7,14 +7,15 @@ once, is computed before the loop that goes from record to record.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Int, Key, Shaped
 
 from ..nn.attention import Turn, exact, rotate, turns
+from ..nn.draw_kernels import class_of
 from ..nn.few_rows import fold_block
 from ..nn.kernels import (
     ROWS,
@@ -126,9 +127,8 @@ def sample_latents(
     streams = _open(past, length)
 
     def chunk(number: Int[Array, ""], carry: tuple) -> tuple:
-        noise = noise_of(key, tracks, number * size, size, (agents, latents, classes))
-        noise = noise.reshape(size, batch * agents, latents * classes)
-        noise = jax.vmap(whole_rows)(noise)
+        noise = noise_of(key, tracks, number * size, size, (agents, latents))
+        noise = jax.vmap(whole_rows)(noise.reshape(size, batch * agents, latents))
 
         def step(_: Int[Array, ""], carry: tuple) -> tuple:
             streams, latent, t = list(carry[0]), *carry[1:]
@@ -246,22 +246,23 @@ def _enter_first(
         t: Ref, stream: Ref, out: Ref,
     ) -> None:  # fmt: skip
         row, kind, now = pl.program_id(0), pl.program_id(1), t[0]
-        index = jnp.arange(latents) * classes + latent[row, now, :]
-        action = latents * classes + a_before[row, now]
         (linear, norm, table, start, bias), place = entrance, window - 1 + now
+        names = [latent[row, now, number] + number * classes for number in range(latents)]
+        names.append(latents * classes + a_before[row, now])
+        # Row by row: a sum over an axis of what is loaded would be one of several threads.
+        of_token = [linear.weight[name, :] for name in names]
+        of_sides = [[table[name, kind, side, :] for name in names] for side in (0, 1)]
         is_start, token_bias, gain = is_first[row, now] != 0, linear.bias[...], norm.gain[...]
         head, inside = divide(jnp.arange(width // 2), half)
         cos, sin = turn.cos[place, inside], turn.sin[place, inside]
         sides = [(start[kind, side, :], bias[kind, side, :]) for side in (0, 1)]
 
-        def rows_of(ref: Ref, *columns: Any) -> Float[Array, " C"]:
-            """The sum of the rows that latents and action name; none at an episode's start."""
-            of_action, of_latents = ref[(action, *columns)], ref[(index, *columns)]
-            found = jnp.sum(exact(of_latents), axis=0) + exact(of_action)
-            return jnp.where(is_start, 0.0, found)
+        def sum_of(rows: list[Array]) -> Float32[Array, " C"]:
+            """None at an episode's start."""
+            return jnp.where(is_start, 0.0, sum(map(exact, rows), zeros(*rows[0].shape)))
 
-        halves = [rows_of(table, kind, side, slice(None)) for side in (0, 1)]
-        found = rows_of(linear.weight, slice(None)).astype(out.dtype)
+        halves = [sum_of(rows) for rows in of_sides]
+        found = sum_of(of_token).astype(out.dtype)
         x = exact((found + token_bias).astype(out.dtype))
         scale = jax.lax.rsqrt(jnp.sum(x * x) / width + norm.eps)
         x = exact((x * scale * exact(gain)).astype(out.dtype))
@@ -353,7 +354,7 @@ def _draw(
     latent: Int[Array, "R P S"],
     posterior: Posterior,
     hidden: Float[Array, "R J"],
-    noise: Float[Array, "N R Z"],
+    noise: Float[Array, "N R S"],
     t: Time,
     *,
     interpret: bool,
@@ -371,18 +372,13 @@ def _draw(
     ) -> None:
         own_rows, number, now = Rows.of(hidden), pl.program_id(1), t[0]
         here, columns = own_rows.here, part(number, classes)
-        bias, own_noise = linear.bias[columns], noise[divide(now, chunk)[1], here, columns]
+        bias, own_noise = linear.bias[columns], noise[divide(now, chunk)[1], here, number]
         (logits,) = products(hidden, linear.weight, own_rows, [columns], depth)
         logits = logits + exact(bias)[None]
         # As the posteriors that gradients are taken of have them.
         logits = logits.astype(linear.bias.dtype).astype(jnp.float32)
-        weight = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
-        mixed = (1 - share) * weight / total(weight) + share / classes
-        score = jnp.log(mixed) + own_noise
-        index = jax.lax.broadcasted_iota(jnp.int32, (ROWS, classes), 1)
-        is_best = score == jnp.max(score, axis=1, keepdims=True)
-        best = jnp.min(jnp.where(is_best, index, classes - 1), axis=1)
-        latent[here, now + 1, number] = best.astype(latent.dtype)
+        own = class_of(logits, own_noise, share)
+        latent[here, now + 1, number] = own.astype(latent.dtype)
         following[0] = now + 1
 
     return launch(

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import LocalConfig
 from ..nn.dists import symlog, unimix
+from ..nn.draws import sample_mixed
 from ..nn.layers import MLP, Linear, RMSNorm, add_bias, product, spread
 from ..nn.transformer import Branches, History, TemporalTransformer, Trunk
 
@@ -153,7 +154,17 @@ class Posterior(eqx.Module):
         return product(h, self.mlp.linears[0].weight[: h.shape[-1]]) + seen
 
     def mixed(self, logits: Float[Array, "*b Z"]) -> Float[Array, "*b S K"]:
-        return unimix(logits.reshape(*logits.shape[:-1], self.latents, -1), self.unimix)
+        return unimix(self._apart(logits), self.unimix)
+
+    def draw(
+        self, h: Float[Array, "*b H"], e: Float[Array, "*b E"], noise: Float[Array, "*b S"]
+    ) -> Int[Array, "*b S"]:
+        """A sample of the latent, for noise between zero and one."""
+        logits = self.mlp.after_first(self.hidden(h, self.seen(e)))
+        return sample_mixed(self._apart(logits), self.unimix, noise)
+
+    def _apart(self, logits: Float[Array, "*b Z"]) -> Float[Array, "*b S K"]:
+        return logits.reshape(*logits.shape[:-1], self.latents, -1)
 
 
 class Prior(eqx.Module):

@@ -108,7 +108,7 @@ def _sample_latents(
     def chunk(number: Int[Array, ""], carry: tuple) -> tuple:
         stream, z_before, latent = carry
         times = number * size + jnp.arange(size)
-        noise = noise_of(key, tracks, number * size, size, (agents, latents, classes))
+        noise = noise_of(key, tracks, number * size, size, (agents, latents))
 
         def rows(leaf: Array) -> Array:
             part = jax.lax.dynamic_slice_in_dim(leaf, number * size, size, axis=1)
@@ -132,13 +132,13 @@ def noise_of(
     tracks: Tracks,
     first: Int[Array, ""],
     size: int,
-    shape: tuple[int, int, int],
-) -> Float[Array, "L C N S K"]:
+    shape: tuple[int, int],
+) -> Float[Array, "L C N S"]:
     """Of `size` places of every track, time first: each record has a key of its own."""
 
-    def one(sequence: Int[Array, ""], time: Int[Array, ""]) -> Float[Array, "N S K"]:
+    def one(sequence: Int[Array, ""], time: Int[Array, ""]) -> Float[Array, "N S"]:
         own = jax.random.fold_in(jax.random.fold_in(key, time), sequence)
-        return jax.random.gumbel(own, shape)
+        return jax.random.uniform(own, shape)
 
     def places(leaf: Int[Array, "C T"]) -> Int[Array, "L C"]:
         return jax.lax.dynamic_slice_in_dim(leaf, first, size, axis=1).T

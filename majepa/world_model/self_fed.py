@@ -172,7 +172,7 @@ def _roll_out(
         tokens.episode[root.row, root.time],
         *_histories(joint, states, record, tokens, past, root),
     )
-    noise = jax.random.gumbel(key, (steps, *begin.latent.shape, classes))
+    noise = jax.random.uniform(key, (steps, *begin.latent.shape))
     before = _find_states(*for_few_rows((frozen, joint)), sg(begin), a[:-1], noise[:-1])
     outcome, h, q = _predict(frozen, joint, before, a, config.loss.self_fed_chunk)
     last = sample_by(q[-1], noise[-1])
@@ -186,7 +186,7 @@ def _find_states(
     joint: JointModel,
     begin: _State,
     a: Float[Array, "H R N A"],
-    noise: Float[Array, "H R N S K"],
+    noise: Float[Array, "H R N S"],
 ) -> _State:
     """The states before and after each step, on a first axis."""
 
@@ -202,7 +202,7 @@ def _find_states(
         h, local_past = _remember(frozen, z, a, state.episode, state.local)
         after = state._replace(
             h=h,
-            latent=sample_by(frozen.posterior(h, outcome.e_hat), noise),
+            latent=frozen.posterior.draw(h, outcome.e_hat, noise),
             alive=state.alive & (outcome.alive >= 0),
             local=local_past,
             joint=joint_past.last(joint.temporal.window - 1),

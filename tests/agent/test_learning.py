@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import jit
+from drawn import by_chance_alone, jit
 from runs.counting import CountingEnv
 from world_model.episodes import make_models, random_sequence
 
@@ -254,8 +254,7 @@ def test_two_agents_learn_a_game_in_imagination():
 
 def test_half_precision_gives_the_same_losses(monkeypatch):
     """With the same latents: those are drawn by chance alone here."""
-    gumbel = jax.random.gumbel
-    monkeypatch.setattr(jax.random, "gumbel", lambda *given: 1e4 * gumbel(*given))
+    by_chance_alone(monkeypatch)
     groups, sequence = make_models(0), random_sequence(7, episode=14)
     encoder = make_models(1)[0].encoder
 

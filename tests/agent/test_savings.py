@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import drawn, jit
+from drawn import by_chance_alone, drawn, jit
 from world_model import plain
 from world_model.episodes import make_models, random_sequence
 
@@ -146,8 +146,7 @@ def test_gradients_in_half_precision_are_as_good_as_those_of_the_recurrence(monk
 
     Root mean squares over several draws; one alone says little of a tensor with few entries.
     """
-    gumbel = jax.random.gumbel
-    monkeypatch.setattr(jax.random, "gumbel", lambda *given: 1e4 * gumbel(*given))
+    by_chance_alone(monkeypatch)
     ways = [inferring(plain), *(inferring(kind, jnp.bfloat16) for kind in (unroll, plain))]
     off = []
     for key in jax.random.split(jax.random.key(3), 16):

@@ -82,6 +82,24 @@ class TestLatent:
         np.testing.assert_allclose(frequencies, probs, atol=0.015)
         assert frequencies[1, 2] == 0
 
+    def test_samples_by_one_number_follow_the_distribution(self):
+        probs = np.array([[0.1, 0.2, 0.7], [0.5, 0.0, 0.5]])
+        noise = (np.arange(1000)[:, None] + [0.25, 0.75]) / 1000
+        log_probs = jnp.broadcast_to(jnp.log(jnp.asarray(probs)), (1000, 2, 3))
+        index = np.asarray(jitted("sample_by")(log_probs, noise))
+        frequencies = np.stack([np.mean(index == k, axis=0) for k in range(3)], axis=-1)
+        np.testing.assert_allclose(frequencies, probs, atol=2e-3)
+        assert frequencies[1, 1] == 0
+
+    def test_samples_at_the_ends(self):
+        """Zero and one, or less than one by rounding alone."""
+        log_probs = jnp.log(jnp.array([[0.0, 0.3, 0.7], [0.4, 0.6, 0.0]]))
+        index = dists.sample_by(log_probs, jnp.zeros(2))
+        np.testing.assert_array_equal(index, [1, 0])
+        for last in (1.0, np.nextafter(np.float32(1), np.float32(0))):
+            found = dists.sample_by(log_probs[:1], jnp.full(1, last))
+            np.testing.assert_array_equal(found, [2])
+
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
     def test_straight_through_is_exactly_one_hot(self, key, dtype):
         @jax.jit

@@ -22,9 +22,14 @@ def draw(q, key, t):
 
     def noise(sequence):
         own = jax.random.fold_in(jax.random.fold_in(key, t), sequence)
-        return jax.random.gumbel(own, q.shape[1:])
+        return jax.random.uniform(own, q.shape[1:-1])
 
-    return jnp.argmax(q + jax.vmap(noise)(jnp.arange(len(q))), axis=-1)
+    return chosen(q, jax.vmap(noise)(jnp.arange(len(q))))
+
+
+def chosen(q, noise):
+    """The first class with which probabilities add up to more than the noise."""
+    return jnp.argmax(jnp.cumsum(jnp.exp(q), axis=-1) > noise[..., None], axis=-1)
 
 
 def run_history(dynamics, tokens, past, *, classes, num_actions):
@@ -121,7 +126,7 @@ def _run(local, joint, record, tokens):
 def roll_out(frozen, joint, states, record, tokens, past, root, steps, config, key):
     """A self-fed rollout step by step, its carried state made constant where a chunk begins."""
     z = jax.nn.one_hot(states.latent[root.row, root.time], frozen.posterior.classes)
-    noise = jax.random.gumbel(key, (steps, *z.shape))
+    noise = jax.random.uniform(key, (steps, *z.shape[:-1]))
     present, episode = record.present[root.row, root.time], tokens.episode[root.row, root.time]
     actions = jax.nn.one_hot(
         self_fed._recorded_actions(record, root, steps), record.legal.shape[-1]
@@ -148,7 +153,7 @@ def _step(frozen, joint, present, episode, state, a, noise):
     h, local_past = frozen.dynamics.history(token[:, :, None], episode[:, None], local_past)
     h = h[:, :, 0]
     q = frozen.posterior(h, outcome.e_hat)
-    z = straight_through(q, jnp.argmax(q + noise, axis=-1))
+    z = straight_through(q, chosen(q, noise))
     legal = frozen.legal(feature(h, z)).astype(jnp.float32)
     alive = alive & (outcome.alive >= 0)
     local_past = local_past.last(frozen.dynamics.transformer.window - 1)

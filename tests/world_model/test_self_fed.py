@@ -119,14 +119,14 @@ class TestRollout:
             is_first=tokens.is_first & ~after, episode=hold(tokens.episode)
         )  # fmt: skip
         present = hold(given.record.present)
-        shape = (STEPS, BATCH, AGENTS, DEBUG.local.latents, DEBUG.local.classes)
-        for k, noise in enumerate(jax.random.gumbel(KEY, shape)):
+        shape = (STEPS, BATCH, AGENTS, DEBUG.local.latents)
+        for k, noise in enumerate(jax.random.uniform(KEY, shape)):
             now = time + k
             outcome, q = whole(world.local, world.joint, given, latent, tokens, alive, present)
             outcome: Any = jax.tree.map(lambda leaf, now=now: leaf[:, now], outcome)
             step = jax.tree.map(lambda leaf, k=k: leaf[k], rollouts[time])
             assert_close((step.outcome, step.q), (outcome, q[:, now]))
-            latent = latent.at[:, now + 1].set(jnp.argmax(q[:, now] + noise, axis=-1))
+            latent = latent.at[:, now + 1].set(plain.chosen(q[:, now], noise))
             alive = alive.at[:, now + 1].set(alive[:, now] & (outcome.alive >= 0))
 
     def test_recorded_actions_drive_it_even_if_they_look_illegal(self, world, given, rollouts):
