@@ -43,10 +43,3 @@ def drawn(build, seed: int = 0):
         )
 
     return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(build))
-
-
-def by_chance_alone(monkeypatch) -> None:
-    """From now on noise of latents picks the first class or the last one, whatever the others are
-    worth: rounding changes no sample."""
-    uniform = jax.random.uniform
-    monkeypatch.setattr(jax.random, "uniform", lambda *given: jnp.round(uniform(*given)))

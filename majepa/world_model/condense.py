@@ -4,7 +4,8 @@ h = norm(W y + b) is the widest vector of the model, yet no freer than the outpu
 Transformer: with r = 1 / rms(W y + b) and c = [r y; r] it is h = c B, and B is a constant of the
 model. What reads h through a matrix A can read c through B A instead, which is computed once for
 all states, and r comes from y and the Gram matrix of [W; b]. A condensed module computes of [c; z]
-what the given one computes of [h; z].
+what the given one computes of [h; z]. Gradients take the same ways: through B A to both of them,
+through r to W and b.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ class Basis(eqx.Module):
     def __init__(self, dynamics: Dynamics) -> None:
         linear, norm = dynamics.state, dynamics.state_norm
         size_in, size_h = linear.weight.shape
-        size = ALIGNED * (size_in // ALIGNED + 1)
+        size = _size(size_in)
         raw = jnp.zeros((size, size_h), linear.weight.dtype)
         raw = raw.at[:size_in].set(linear.weight).at[size_in].set(linear.bias)
         self.weight = raw * norm.gain[None]
-        self.gram = jnp.einsum("ph,qh->pq", raw, raw, preferred_element_type=jnp.float32) / size_h
+        exact = raw.astype(jnp.float32)
+        self.gram = product(exact, exact.T) / size_h
         self.eps = norm.eps
 
     def widen(self, y: Float[Array, "*b D"]) -> Float[Array, "*b P"]:
@@ -83,7 +85,9 @@ class Unchanged(eqx.Module):
 
 
 def condense_local(local: LocalModel, basis: Basis) -> LocalModel:
-    """A local model whose states are c, and whose heads read them."""
+    """A local model whose states are c, and whose heads read them; itself if it is one already."""
+    if isinstance(local.dynamics.state, Condensed):
+        return local
 
     def heads(local: LocalModel) -> list[MLP]:
         return [
@@ -98,5 +102,28 @@ def condense_local(local: LocalModel, basis: Basis) -> LocalModel:
     )
 
 
-def condense_joint(joint: JointModel, basis: Basis) -> JointModel:
+def condense_joint(joint: JointModel, basis: Basis | None) -> JointModel:
+    """A joint model that reads such states; without a basis, itself."""
+    if basis is None:
+        return joint
     return eqx.tree_at(lambda joint: joint.enter, joint, basis.linear(joint.enter))
+
+
+def basis_of(dynamics: Dynamics) -> Basis:
+    """Of dynamics whose states are condensed already, too."""
+    state = dynamics.state
+    return state.basis if isinstance(state, Condensed) else Basis(dynamics)
+
+
+def pays(dynamics: Dynamics) -> bool:
+    """Whether states that gradients are taken of should be condensed: c is much narrower than h.
+
+    Each reader has a product of its own with B then, forth and back.
+    """
+    size_in, size_h = dynamics.state.weight.shape
+    return 2 * _size(size_in) <= size_h
+
+
+def _size(size_in: int) -> int:
+    """Of c: [y; 1], and zeros up to a size that suits matrix units."""
+    return ALIGNED * (size_in // ALIGNED + 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from ..nn.means import masked_mean
 from ..nn.transformer import apart
 from ..replay import Record, Sequence
 from . import masks
+from .condense import Basis, condense_joint, condense_local, pays
 from .discrimination import Asked, discriminate
 from .joint import JointModel
 from .local import Encoder, LocalModel
@@ -32,6 +33,7 @@ from .tokens import tokens_of
 from .unroll import Past, States, infer, rebuild_context, run_joint
 
 Terms = Mapping[str, Float[Array, ""]]
+Given = TypeVar("Given")
 
 
 class ModelLoss(NamedTuple):
@@ -74,6 +76,8 @@ def model_loss(
     if past is None:
         past = rebuild_context(local, joint, sequence, tokens, context)
     suffix = tokens.between(context, None)
+    basis = Basis(local.dynamics) if pays(local.dynamics) else None
+    local = local if basis is None else condense_local(local, basis)
     states = infer(local, record, suffix, past, key_infer)
     e_bar = sg(cast(target_encoder, dtype)(record.observation))
 
@@ -81,9 +85,11 @@ def model_loss(
         local, states, e_bar, record, alive_before, config, key_sigreg
     )
     joint_terms, routed = joint_losses(
-        local, joint, states, e_bar, record, suffix.episode, past, config, key_dropout
+        local, joint, basis, states, e_bar, record, suffix.episode, past, config, key_dropout
     )
-    fed = self_fed(local, joint, states, e_bar, record, suffix, past, config, key_self_fed)
+    # No gradient enters the states of rollouts, nor what makes them.
+    reader = condense_joint(joint, sg(basis))
+    fed = self_fed(local, reader, states, e_bar, record, suffix, past, config, key_self_fed)
     joint_terms = {**joint_terms, "self_fed": fed.loss}
     farthest = max(config.joint.horizons)
     total = weigh(local_terms, config.loss.local) + weigh(joint_terms, config.loss.joint)
@@ -146,6 +152,7 @@ def local_losses(
 def joint_losses(
     local: LocalModel,
     joint: JointModel,
+    basis: Basis | None,
     states: States,
     e_bar: Float[Array, "B T N E"],
     record: Record,
@@ -154,15 +161,20 @@ def joint_losses(
     config: MajepaConfig,
     key: Key[Array, ""],
 ) -> tuple[Terms, Float[Array, ""]]:
-    """Eq. joint-full-objective and the direct auxiliaries, before weighting; and the routes."""
+    """Eq. joint-full-objective and the direct auxiliaries, before weighting; and the routes.
+
+    `basis`: that of condensed states; what it is made of belongs to the states, not to what reads
+    them.
+    """
     target = arrivals(states, e_bar, record)
     valid = outcome_masks(record)
     posterior, h = sg(local.posterior), sg(states.h[:, 1:])
 
-    def predict(joint: JointModel, s: Array) -> Array:
-        return run_joint(joint, s, record, episode, past.joint, key=key)[0]
+    def predict(joint: JointModel, given: tuple[Array, Basis | None]) -> Array:
+        s, basis = given
+        return run_joint(condense_joint(joint, basis), s, record, episode, past.joint, key=key)[0]
 
-    u, u_routed = part_gradients(predict)(joint, states.s)
+    u, u_routed = part_gradients(predict)(joint, (states.s, basis))
     outcome = joint.read(u[:, :-1])
     terms = reduce(outcome_losses(outcome, target, config), valid)
     align = kl(sg(states.q[:, 1:]), posterior(h, outcome.e_hat))
@@ -232,18 +244,18 @@ def reduce(
 
 
 def part_gradients(
-    predict: Callable[[JointModel, Array], Array],
-) -> Callable[[JointModel, Array], tuple[Array, Array]]:
+    predict: Callable[[JointModel, Given], Array],
+) -> Callable[[JointModel, Given], tuple[Array, Array]]:
     """One forward pass, two equal results: gradients of the first reach the model alone, those of
-    the second the states alone."""
+    the second the given states alone."""
 
     @jax.custom_vjp
-    def parted(joint: JointModel, s: Array) -> tuple[Array, Array]:
-        u = predict(joint, s)
+    def parted(joint: JointModel, given: Given) -> tuple[Array, Array]:
+        u = predict(joint, given)
         return u, u
 
-    def forward(joint: JointModel, s: Array) -> tuple[tuple[Array, Array], Callable]:
-        u, pull_back = jax.vjp(predict, joint, s)
+    def forward(joint: JointModel, given: Given) -> tuple[tuple[Array, Array], Callable]:
+        u, pull_back = jax.vjp(predict, joint, given)
         return (u, u), pull_back
 
     def backward(pull_back: Callable, cotangents: tuple[Array, Array]) -> tuple:

@@ -36,7 +36,7 @@ from ..nn.stream import (
     steps_of,
 )
 from ..nn.transformer import History, Trace
-from .condense import Basis
+from .condense import Condensed, basis_of
 from .local import Dynamics, Posterior
 from .strands import Tracks, as_they_lie
 from .tokens import Tokens, enter
@@ -259,9 +259,11 @@ def _gradients_of_latents(
         h = dynamics.state_of(y)
         return h, posterior.given(h, seen.swapaxes(1, 2))
 
-    basis = Basis(dynamics)
+    basis = basis_of(dynamics)
     given = (gradient.h.swapaxes(1, 2), gradient.q.swapaxes(1, 2))
-    thin = basis.thin(posterior.mlp.linears[0].weight)[: basis.gram.shape[0]]
+    first = posterior.mlp.linears[0].weight
+    thin = first if isinstance(dynamics.state, Condensed) else basis.thin(first)
+    thin = thin[: basis.gram.shape[0]]
     wide = basis.widen(passed.y)
     known = Known(jax.vjp(head, passed.y)[1](given)[0], thin, wide, *basis.scale(wide))
     given = (dynamics, posterior, passed, is_first, known)

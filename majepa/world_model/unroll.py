@@ -17,7 +17,7 @@ from ..nn.dists import straight_through
 from ..nn.transformer import History, TemporalTransformer
 from ..packing import least
 from ..replay import Record, Sequence
-from .condense import Basis, condense_joint, condense_local
+from .condense import Basis, basis_of, condense_joint, condense_local
 from .joint import JointModel
 from .local import LocalModel, feature
 from .recurrence import follow_latents, sample_latents
@@ -143,8 +143,7 @@ def infer(
     """States of the learning records, each from the sample before it."""
     e = local.encoder(record.observation)
     seen = local.posterior.seen(e)
-    basis = Basis(local.dynamics)
-    thin = sg(condense_local(local, basis))
+    thin = sg(condense_local(local, basis_of(local.dynamics)))
     latent = sample_latents(thin.dynamics, thin.posterior, sg(seen), tokens, past.local, key)
     h, q, history = follow_latents(
         local.dynamics, local.posterior, seen, tokens.inferred(latent), past.local

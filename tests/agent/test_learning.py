@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import by_chance_alone, jit
+from drawn import jit
 from runs.counting import CountingEnv
+from world_model import plain
 from world_model.episodes import make_models, random_sequence
 
 from majepa.agent import Learner, Majepa
@@ -254,7 +255,7 @@ def test_two_agents_learn_a_game_in_imagination():
 
 def test_half_precision_gives_the_same_losses(monkeypatch):
     """With the same latents: those are drawn by chance alone here."""
-    by_chance_alone(monkeypatch)
+    plain.by_chance_alone(monkeypatch)
     groups, sequence = make_models(0), random_sequence(7, episode=14)
     encoder = make_models(1)[0].encoder
 

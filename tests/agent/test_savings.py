@@ -1,5 +1,6 @@
 """Every saving of the learner is exact: it computes what the plain version computes."""
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -8,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import by_chance_alone, drawn, jit
+from drawn import drawn, jit
 from world_model import plain
 from world_model.episodes import make_models, random_sequence
 
 from majepa.agent import Learner, Majepa, Params
-from majepa.config import DEBUG
+from majepa.config import DEBUG, preset
 from majepa.envs.base import EnvSpec
 from majepa.nn.layers import cast
 from majepa.nn.optim import Moments
@@ -21,8 +22,8 @@ from majepa.policy.actor import Actor
 from majepa.policy.condense import condense_actor, condense_critic
 from majepa.policy.critic import Critic
 from majepa.world_model import losses, unroll
-from majepa.world_model.condense import Basis, condense_joint, condense_local
-from majepa.world_model.local import feature
+from majepa.world_model.condense import Basis, condense_joint, condense_local, pays
+from majepa.world_model.local import Dynamics, feature
 from majepa.world_model.losses import model_loss
 from majepa.world_model.tokens import tokens_of
 
@@ -146,7 +147,7 @@ def test_gradients_in_half_precision_are_as_good_as_those_of_the_recurrence(monk
 
     Root mean squares over several draws; one alone says little of a tensor with few entries.
     """
-    by_chance_alone(monkeypatch)
+    plain.by_chance_alone(monkeypatch)
     ways = [inferring(plain), *(inferring(kind, jnp.bfloat16) for kind in (unroll, plain))]
     off = []
     for key in jax.random.split(jax.random.key(3), 16):
@@ -200,42 +201,61 @@ def test_condensed_modules_compute_the_same():
     assert_close(read(local, joint, actor, critic), read(*thin))
 
 
+@pytest.mark.parametrize(("name", "expected"), [("paper", True), ("small", False)])
+def test_states_that_have_gradients_are_condensed_where_they_are_wide(name, expected):
+    config = preset("majepa", name, "3m").algo
+    dynamics = jax.eval_shape(lambda: Dynamics(ACTIONS, config.local, key=jax.random.key(0)))
+    assert pays(dynamics) == expected
+
+
 # The whole objective and the whole call.
 
 
 @functools.cache
-def objective(is_plain: bool):
+def objective(kind: str):
     local, joint = models()
 
     def compute(groups):
         return model_loss(groups, local.encoder, sequence(), DEBUG, jax.random.key(9))
 
     run = jit(jax.value_and_grad(compute, has_aux=True))
-    if not is_plain:
+    with plain.plainly() if kind == "plain" else condensing(kind == "condensed"):
         return run((local, joint))
-    with plain.plainly():
-        return run((local, joint))
+
+
+@contextlib.contextmanager
+def condensing(condensed: bool):
+    """Whether gradients are taken of condensed states, small as they are here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "pays", lambda dynamics: condensed)
+        yield
+
+
+kinds = pytest.mark.parametrize("kind", ["wide", "condensed"])
 
 
 @pytest.mark.slow
-def test_the_objective_and_its_gradients_are_the_plain_ones():
+@kinds
+def test_the_objective_and_its_gradients_are_the_plain_ones(kind):
     assert losses.infer is unroll.infer
-    (total, loss), gradient = objective(False)
-    (plain_total, plain_loss), plain_gradient = objective(True)
+    (total, loss), gradient = objective(kind)
+    (plain_total, plain_loss), plain_gradient = objective("plain")
     np.testing.assert_array_equal(loss.latent, plain_loss.latent)
     assert_close((plain_total, plain_loss.terms), (total, loss.terms))
     assert_close(plain_gradient, gradient, 3e-5)
 
 
 @pytest.mark.slow
-def test_a_learner_call_is_the_plain_one():
+@kinds
+def test_a_learner_call_is_the_plain_one(kind):
     spec = EnvSpec("test:none", AGENTS, ACTIONS, OBSERVATION, 1, 1, episode_limit=10)
     rates = dataclasses.replace(DEBUG.optimizer, model_rate=1e-2, actor_rate=3e-3, critic_rate=3e-3)
     collect = dataclasses.replace(DEBUG.collect, model_only_calls=0)
     config = dataclasses.replace(DEBUG, collect=collect, optimizer=rates)
     algorithm = Majepa(config, spec, steps=400)
     learner = warm(algorithm)
-    got, metrics = jit(Majepa(config, spec, steps=400).call)(learner, jax.random.key(2), YES)
+    with condensing(kind == "condensed"):
+        got, metrics = jit(Majepa(config, spec, steps=400).call)(learner, jax.random.key(2), YES)
     with plain.plainly():
         expected, plain_metrics = jit(algorithm.call)(learner, jax.random.key(2), YES)
     np.testing.assert_array_equal(got.replay.stored.latent, expected.replay.stored.latent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from episodes import altered, make_models, random_sequence
 
 from majepa.config import DEBUG, JointWeights, LocalWeights, Routes
 from majepa.replay import Record, Sequence
+from majepa.world_model import losses
 from majepa.world_model.joint import JointModel
 from majepa.world_model.local import Encoder, LocalModel
 from majepa.world_model.losses import ModelLoss, model_loss
@@ -53,8 +55,10 @@ class Given(NamedTuple):
     e_bar: jax.Array
 
 
-@jit
-def _evaluate(parameters, sequence, local_weights, joint_weights, routes, others, key):
+@functools.partial(jit, static_argnames="condensed")
+def _evaluate(
+    parameters, sequence, local_weights, joint_weights, routes, others, key, *, condensed
+):
     loss = altered(
         DEBUG.loss,
         **others,
@@ -69,7 +73,10 @@ def _evaluate(parameters, sequence, local_weights, joint_weights, routes, others
         sequence_ = sequence._replace(record=record)
         return model_loss((local, joint), target_encoder, sequence_, config, key)
 
-    (total, loss), gradients = jax.value_and_grad(objective, has_aux=True)(parameters)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "pays", lambda dynamics: condensed)
+        found = jax.value_and_grad(objective, has_aux=True)(parameters)
+    (total, loss), gradients = found
     return Evaluation(total, loss, *gradients)
 
 
@@ -92,6 +99,7 @@ def evaluate(world: World) -> Callable[..., Evaluation]:
         sequence: Sequence = world.sequence,
         free_nats: float = DEBUG.loss.free_nats,
         margin: float = DEBUG.loss.margin,
+        condensed: bool = False,
     ) -> Evaluation:
         parameters = (
             world.local, world.joint, world.target_encoder, sequence.record.observation
@@ -101,7 +109,7 @@ def evaluate(world: World) -> Callable[..., Evaluation]:
             for config in (local, joint, routes)
         ]
         others = {"free_nats": jnp.asarray(free_nats), "margin": jnp.asarray(margin)}
-        found = _evaluate(parameters, sequence, *numbers, others, world.key)
+        found = _evaluate(parameters, sequence, *numbers, others, world.key, condensed=condensed)
         return jax.tree.map(np.asarray, found)
 
     return evaluate

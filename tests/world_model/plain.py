@@ -1,6 +1,7 @@
 """The learner as it is defined: record after record, whole states, every alternative predicted."""
 
 import contextlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from majepa import agent
 from majepa.nn.dists import straight_through
 from majepa.nn.means import masked_mean
 from majepa.nn.transformer import History
-from majepa.world_model import losses, self_fed
+from majepa.world_model import local, losses, recurrence, self_fed
 from majepa.world_model.local import feature
 from majepa.world_model.targets import cosine
 from majepa.world_model.tokens import enter, one_hot_vec, tokens_of
@@ -185,6 +186,7 @@ def plainly():
         return module
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "pays", lambda dynamics: False)
         patch.setattr(losses, "infer", infer)
         patch.setattr(losses, "rebuild_context", rebuild_context)
         patch.setattr(self_fed, "_roll_out", roll_out)
@@ -193,3 +195,16 @@ def plainly():
         for name in ("local", "joint", "actor", "critic"):
             patch.setattr(agent, f"condense_{name}", same)
         yield
+
+
+def by_chance_alone(monkeypatch) -> None:
+    """From now on all classes of a latent are as likely: rounding changes no sample."""
+
+    def by_noise(log_probs, noise):
+        classes = log_probs.shape[-1]
+        return jnp.minimum(jnp.floor(classes * noise).astype(jnp.int32), classes - 1)
+
+    for module in (recurrence, self_fed):
+        monkeypatch.setattr(module, "sample_by", by_noise)
+    monkeypatch.setattr(sys.modules[__name__], "chosen", by_noise)
+    monkeypatch.setattr(local, "sample_mixed", lambda logits, _, noise: by_noise(logits, noise))

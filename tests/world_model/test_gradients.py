@@ -4,6 +4,7 @@ The parameters are noise, since an output layer of zeros passes no gradient back
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,12 @@ def assert_close(one, two) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6 * np.abs(a).max())
 
     jax.tree.map(check, one, two)
+
+
+@pytest.fixture(params=["wide", "condensed"], scope="module")
+def evaluate(request, evaluate):
+    """With gradients of states as they are, and of condensed ones."""
+    return functools.partial(evaluate, condensed=request.param == "condensed")
 
 
 def test_the_columns_are_all_parameters(world):

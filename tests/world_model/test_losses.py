@@ -184,7 +184,7 @@ def compute(local, joint, given, alive_before, key) -> Parts:
         local, states, given.e_bar, record, alive_before, STILL, key
     )
     joint_terms, routed = joint_losses(
-        local, joint, states, given.e_bar, record, episode, given.past, STILL, key
+        local, joint, None, states, given.e_bar, record, episode, given.past, STILL, key
     )
     u, _ = run_joint(joint, states.s, record, episode, given.past.joint)
     outcome = joint.read(u[:, :-1])
