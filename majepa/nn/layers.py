@@ -241,6 +241,24 @@ def spread(x: Shaped[Array, " D"], ndim: int) -> Shaped[Array, "*ones D"]:
     return jnp.expand_dims(x, tuple(range(ndim - 1)))
 
 
+def make_room(shape: tuple[int, ...], beside: Array) -> Shaped[Array, "..."]:
+    """An array that begins with anything, of the type of another one.
+
+    Where there are several of that one, there are several rooms: one for all of them would be
+    copied for each.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def make(beside: Array) -> Array:
+        return jax.lax.empty(shape, beside.dtype)
+
+    @make.def_vmap
+    def _(count: int, _: list[bool], beside: Array) -> tuple[Array, bool]:
+        return make_room((count, *shape), beside), True
+
+    return make(beside)
+
+
 def cast(tree: Tree, dtype: DTypeLike) -> Tree:
     """A copy of the parameters in another precision; gradients reach the original."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

@@ -32,7 +32,7 @@ from .attention import (
     rotate,
     turns,
 )
-from .layers import ALIGNED, Linear, RMSNorm, Tree, activated, product
+from .layers import ALIGNED, Linear, RMSNorm, Tree, activated, make_room, product
 
 LONGEST_ROW = 32
 """Agents of several teams that attention takes for one sequence."""
@@ -326,9 +326,7 @@ class TemporalTransformer(eqx.Module):
         """
         batch, agents, length, heads, size = history.keys[0].shape
         turn = turns(jnp.arange(length), size)
-
-        def room() -> Float[Array, "B N H R P K"]:
-            return jax.lax.empty((batch, agents, heads, roots, steps, size), history.keys[0].dtype)
+        shape = (batch, agents, heads, roots, steps, size)
 
         def laid_out(leaf: Float[Array, "B N S H K"]) -> Float[Array, "B N H P K"]:
             return _even(leaf.swapaxes(2, 3), 3, 0)
@@ -337,7 +335,7 @@ class TemporalTransformer(eqx.Module):
             Limb(laid_out(rotate(keys, turn)), laid_out(values))
             for keys, values in zip(history.keys, history.values, strict=True)
         )
-        branches = tuple(Twigs(room(), room()) for _ in limbs)
+        branches = tuple(Twigs(*(make_room(shape, leaf) for leaf in limb)) for limb in limbs)
         return Trunk(limbs, _even(history.episode, 1, -1)), branches
 
     def branch(

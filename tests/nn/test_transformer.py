@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn, jit
+from lowering import broadcasts_to, lower_for_gpus
 
 from majepa.nn.attention import drop, kept, rotate, turns
 from majepa.nn.layers import cast
@@ -444,6 +445,21 @@ class TestBranches:
         expected = run(x, history, 0.0)
         assert np.isfinite(expected).all()
         np.testing.assert_array_equal(run(x, history, jnp.nan), expected)
+
+    def test_several_runs_have_rooms_of_their_own(self):
+        """One for all of them would be copied."""
+        model, runs = temporal(LOCAL), 3
+
+        @jax.vmap
+        def rooms(history):
+            return model.fork(history, LENGTH, self.STEPS)[1]
+
+        history = jax.tree.map(lambda leaf: jnp.stack([leaf] * runs), empty(LOCAL))
+        shape = (runs, BATCH, AGENTS, HEADS, LENGTH, self.STEPS, WIDTH // HEADS)
+        assert {leaf.shape for leaf in jax.tree.leaves(rooms(history))} == {shape}
+        lowered = lower_for_gpus(rooms, history)
+        assert "x".join(map(str, shape)) in lowered
+        assert not broadcasts_to(shape, lowered)
 
     def test_roots_do_not_see_each_other(self):
         model, episode = temporal(LOCAL), RESETS[1]
