@@ -63,6 +63,16 @@ class Linear(eqx.Module):
         return add_bias(self.bias, product(x, head) + product(more, tail))
 
 
+class Biased(NamedTuple):
+    """`x + bias`, of which the bias is added by what takes it along, or not at all yet."""
+
+    x: Float[Array, "*b D"]
+    bias: Float[Array, " D"] | None = None
+
+    def whole(self) -> Float[Array, "*b D"]:
+        return self.x if self.bias is None else add_bias(self.bias, self.x)
+
+
 class RMSNorm(eqx.Module):
     """Division of the last axis by its root mean square, with a learned gain."""
 
@@ -72,17 +82,23 @@ class RMSNorm(eqx.Module):
     def __init__(self, size: int) -> None:
         self.gain = jnp.ones(size)
 
-    def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
-        return _end(End(self.eps), x, None, self.gain)
+    def __call__(
+        self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
+    ) -> Float[Array, "*b D"]:
+        """After a bias that has not been added yet; so do the others."""
+        return _end(End(self.eps), x, bias, self.gain)
 
-    def beside(self, x: Float[Array, "*b D"]) -> tuple[Float[Array, "*b D"], Float[Array, "*b D"]]:
-        """x itself, for a residual branch, and its norm: their gradients are added on the way."""
-        return _end(End(self.eps, beside=True), x, None, self.gain)
+    def beside(
+        self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
+    ) -> tuple[Float[Array, "*b D"], Float[Array, "*b D"]]:
+        """x itself, without the bias, for a residual branch, and the norm: their gradients are
+        added on the way."""
+        return _end(End(self.eps, beside=True), x, bias, self.gain)
 
     def activated(
         self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
     ) -> Float[Array, "*b D"]:
-        """The SiLU of the norm, after a bias that has not been added yet."""
+        """The SiLU of the norm."""
         return _end(End(self.eps, silu=True), x, bias, self.gain)
 
 
