@@ -10,14 +10,16 @@ import pytest
 from drawn import drawn, jit
 from lowering import broadcasts_to, lower_for_gpus
 
-from majepa.nn.attention import drop, kept, rotate, turns
-from majepa.nn.layers import cast
+from majepa.nn.attention import attention_weights, drop, heads_of, kept, rotate, turns
+from majepa.nn.layers import Biased, cast
 from majepa.nn.transformer import (
     AgentAttention,
     Block,
+    DropoutKeys,
     History,
     TemporalTransformer,
     apart,
+    blocks_of,
     teams_together,
 )
 
@@ -178,6 +180,98 @@ class TestAgainstNumPy:
             for block in layers_of(model):
                 y = block_by_hand(block, y, attention)
             close(out[row], y, 1e-4)
+
+
+def blocks_at_once(blocks, x, mask, turn):
+    """Layers on `[... T D]` that add each bias where it belongs."""
+    for block in blocks:
+        query, key, value = heads_of(block.query_key_value(block.norm_attention(x)), HEADS)
+        if turn is not None:
+            query, key = rotate(query, turn), rotate(key, turn)
+        mixed = jnp.einsum("...hts,...shk->...thk", attention_weights(query, key, mask), value)
+        x = x + block.out(mixed.reshape(x.shape))
+        x = x + block.narrow(jax.nn.silu(block.widen(block.norm_feed(x))))
+    return x
+
+
+class TestBiases:
+    """They travel beside what they add to, and give what they give where they belong."""
+
+    @kinds
+    def test_over_time(self, kind):
+        model, episode, place = temporal(kind), jnp.asarray(RESETS[1]), jnp.arange(LENGTH)
+        distance = place[:, None] - place[None, :]
+        mask = (distance >= 0) & (distance < kind.window)
+        mask = (mask[None] & (episode[:, :, None] == episode[:, None, :]))[:, None]
+
+        def at_once(model, x):
+            x = blocks_at_once(blocks_of(model.layers), x, mask, turns(place, WIDTH // HEADS))
+            return model.norm(x)
+
+        past = empty(kind)
+        self.compare(model, records(), at_once, lambda model, x: model(x, episode, past)[0])
+
+    def test_of_chunks(self):
+        """Of which upper layers take fewer."""
+        model, x = temporal(JOINT), jnp.asarray(normals(BATCH, 10, AGENTS, 2, WIDTH))
+        episode, past = jnp.ones((BATCH, 10, 2), jnp.int32), empty(JOINT)
+
+        def remembered(model, x):
+            y, history = model.recall(x, episode, 3, outputs=True)
+            return y, history.keys, history.values
+
+        def at_once(model, x):
+            x = jnp.moveaxis(x, 1, 2).reshape(BATCH, AGENTS, 20, WIDTH)
+            y, history = model(x, episode.reshape(BATCH, 20), past)
+            y = jnp.moveaxis(y.reshape(BATCH, AGENTS, 10, 2, WIDTH), 2, 1)
+            return y, history.last(3).keys, history.last(3).values
+
+        self.compare(model, x, at_once, remembered)
+
+    def test_among_agents(self):
+        mask = jnp.ones((3, 4, 4), bool)
+        self.compare(
+            among_agents(), normals(3, 4, WIDTH),
+            lambda model, x: blocks_at_once(blocks_of(model.layers), x, mask, None),
+            lambda model, x: model(x, jnp.ones((3, 4), bool)),
+        )  # fmt: skip
+
+    def test_for_a_norm_that_adds_the_last_one(self):
+        norm, present = temporal(LOCAL).norm, jnp.ones((3, 4), bool)
+        self.compare(
+            among_agents(), normals(3, 4, WIDTH),
+            lambda model, x: norm(model(x, present)),
+            lambda model, x: norm(*model.with_bias_apart(x, present)),
+        )  # fmt: skip
+
+    def test_where_something_is_dropped_they_are_added_at_once(self, key):
+        block = jax.tree.map(lambda leaf: leaf[0], among_agents().layers)
+        x, mixed = (jnp.asarray(normals(3, 4, WIDTH, seed=seed)) for seed in range(2))
+        waiting = Biased(x, jnp.asarray(normals(WIDTH, seed=2)))
+        keys = DropoutKeys(attended=key, fed=key)
+        found = block.finish(waiting, mixed, keys)
+        assert found.bias is None
+        close(found.x, block.finish(Biased(waiting.whole()), mixed, keys).x)
+        keep = kept(key, block.dropout, x.shape)
+        middle = waiting.whole() + drop(block.out(mixed), block.dropout, keep)
+        fed = block.narrow(jax.nn.silu(block.widen(block.norm_feed(middle))))
+        close(found.x, middle + drop(fed, block.dropout, keep))
+
+    def compare(self, model, x, plain, run):
+        """Values and gradients of everything."""
+
+        @functools.partial(jit, static_argnums=0)
+        def both(run, model, x):
+            def weighted(model, x):
+                found = run(model, x)
+                weight = jax.tree.map(lambda leaf: jnp.asarray(normals(*leaf.shape)), found)
+                return sum(map(jnp.vdot, *map(jax.tree.leaves, (found, weight)))), found
+
+            return jax.grad(weighted, (0, 1), has_aux=True)(model, x)
+
+        pairs = zip(*(jax.tree.leaves(both(each, model, x)) for each in (run, plain)), strict=True)
+        for one, other in pairs:
+            close(one, other, 1e-5 * max(1.0, np.abs(other).max()))
 
 
 class TestCache:
