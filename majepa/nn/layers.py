@@ -23,6 +23,8 @@ Tree = TypeVar("Tree")
 
 ALIGNED = 8
 """Sizes that are multiples of this many entries suit matrix units."""
+LEAST_ROWS = 1024
+"""With fewer, what XLA fuses around a norm is worth more than what kernels of norms save."""
 
 
 class Linear(eqx.Module):

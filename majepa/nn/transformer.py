@@ -32,7 +32,18 @@ from .attention import (
     rotate,
     turns,
 )
-from .layers import ALIGNED, Biased, Linear, RMSNorm, Tree, activated, make_room, product
+from .layers import (
+    ALIGNED,
+    LEAST_ROWS,
+    Biased,
+    Linear,
+    RMSNorm,
+    Tree,
+    activated,
+    as_rows,
+    make_room,
+    product,
+)
 
 LONGEST_ROW = 32
 """Agents of several teams that attention takes for one sequence."""
@@ -49,8 +60,9 @@ class DropoutKeys(NamedTuple):
 class Block(eqx.Module):
     """Attention and a feed-forward layer, each on a residual branch with dropout.
 
-    The biases of the branches are one vector beside what they add to: norms take it along, so that
-    nothing goes through all rows for a bias. Only what is dropped has its bias at once.
+    Where rows are many, the biases of the branches are one vector beside what they add to: norms
+    take it along, so that nothing goes through all rows for a bias. What is dropped has its bias at
+    once.
     """
 
     norm_attention: RMSNorm
@@ -98,7 +110,7 @@ class Block(eqx.Module):
         self, x: Biased, linear: Linear, given: Float[Array, "*b I"], key: Key[Array, ""] | None
     ) -> Biased:
         """x and what a residual branch puts out."""
-        if key is None:
+        if key is None and as_rows(given).shape[0] >= LEAST_ROWS:
             bias = linear.bias if x.bias is None else x.bias + linear.bias
             return Biased(x.x + product(given, linear.weight), bias)
         put_out = linear(given)

@@ -10,6 +10,7 @@ import pytest
 from drawn import drawn, jit
 from lowering import broadcasts_to, lower_for_gpus
 
+from majepa.nn import transformer
 from majepa.nn.attention import attention_weights, drop, heads_of, kept, rotate, turns
 from majepa.nn.layers import Biased, cast
 from majepa.nn.transformer import (
@@ -196,6 +197,18 @@ def blocks_at_once(blocks, x, mask, turn):
 
 class TestBiases:
     """They travel beside what they add to, and give what they give where they belong."""
+
+    @pytest.fixture(autouse=True)
+    def as_if_rows_were_many(self, monkeypatch):
+        monkeypatch.setattr(transformer, "LEAST_ROWS", 1)
+
+    def test_they_wait_where_rows_are_many(self, monkeypatch):
+        x, present = jnp.asarray(normals(3, 4, WIDTH)), jnp.ones((3, 4), bool)
+        for least, waits in ((12, True), (13, False)):
+            monkeypatch.setattr(transformer, "LEAST_ROWS", least)
+            found = among_agents().with_bias_apart(x, present)
+            assert (found.bias is not None) == waits
+            close(found.whole(), among_agents()(x, present))
 
     @kinds
     def test_over_time(self, kind):
