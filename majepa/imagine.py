@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from .config import MajepaConfig
 from .nn.dists import TwoHot, sample_index
+from .nn.layers import make_room
 from .nn.transformer import Branches, Trunk
 from .replay import Record
 from .world_model.joint import JointModel
@@ -102,7 +103,7 @@ def imagine(
 
     given = (jnp.arange(steps), jax.random.split(key, steps))
     # States are wide: they are put where they stay, so that none is copied next to the others.
-    states = jax.lax.empty((steps + 1, *now.s.shape), now.s.dtype)
+    states = make_room((steps + 1, *now.s.shape), now.s)
     states = jax.lax.dynamic_update_index_in_dim(states, now.s, 0, axis=0)
     (end, states, _, _), (legal, alive, value_valid, action, reward, cont) = jax.lax.scan(
         step, (now, states, local_room, joint_room), given

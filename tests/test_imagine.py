@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn, jit
+from lowering import broadcasts_to, lower_for_gpus
 from runs.counting import CountingEnv
 from world_model.episodes import ACTIONS, AGENTS, SIZE, random_sequence
 from world_model.plain import run_history
@@ -171,6 +172,21 @@ def test_shapes():
         assert getattr(imagined, name).shape == (6, BATCH, ROOTS, AGENTS)
     for name in ("action", "reward", "cont"):
         assert getattr(imagined, name).shape == (5, BATCH, ROOTS, AGENTS)
+
+
+def test_several_runs_imagine_what_each_does_alone():
+    """In states that are theirs from the beginning: one room for all would be copied."""
+    keys = jax.vmap(jax.random.key)(jnp.arange(2))
+    models, script, sequence = sharpen(params(), legal=1.0), make_script(), view()
+    together = jax.vmap(lambda key: _run(models, script, sequence, key, CONFIG)[1])
+    found = jit(together)(keys)
+    for number in range(2):
+        alone = run(script, sequence, seed=number)[1]
+        for one, other in zip(found, alone, strict=True):
+            np.testing.assert_allclose(one[number], other, rtol=1e-4, atol=1e-4)
+    lowered = lower_for_gpus(together, keys)
+    assert "x".join(map(str, found.s.shape)) in lowered
+    assert not broadcasts_to(found.s.shape, lowered)
 
 
 # Teams.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .gpu import may_take_kernels
-from .layers import Linear, RMSNorm, Tree, as_rows
+from .layers import Biased, Linear, RMSNorm, Tree, as_rows
 from .transformer import Block, DropoutKeys
 
 MOST_ROWS = 128
@@ -65,28 +65,28 @@ def fold_block(block: Block) -> Block:
 
 
 class FoldedBlock(Block):
-    """A block that takes each product together with what is around it."""
+    """A block that takes each product together with what is around it, its bias too."""
 
     def __init__(self, block: Block) -> None:
         folded = fold_block(block)
         for name in Block.__dataclass_fields__:
             setattr(self, name, getattr(folded, name))
 
-    def projected(
-        self, x: Float[Array, "*b D"]
-    ) -> tuple[Float[Array, "*b D"], Float[Array, "*b Q"]]:
-        if as_rows(x).shape[0] > MOST_ROWS:
+    def projected(self, x: Biased) -> tuple[Biased, Biased]:
+        if as_rows(x.x).shape[0] > MOST_ROWS:
             return super().projected(x)
         kernels, plain = _kernel_project, _plain_project
-        return x, jax.lax.platform_dependent(self, x, cuda=kernels, default=plain)
+        whole = x.whole()
+        qkv = jax.lax.platform_dependent(self, whole, cuda=kernels, default=plain)
+        return Biased(whole), Biased(qkv)
 
-    def finish(
-        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
-    ) -> Float[Array, "*b D"]:
-        if as_rows(x).shape[0] > MOST_ROWS or any(key is not None for key in keys):
+    def finish(self, x: Biased, mixed: Float[Array, "*b D"], keys: DropoutKeys) -> Biased:
+        if as_rows(x.x).shape[0] > MOST_ROWS or any(key is not None for key in keys):
             return super().finish(x, mixed, keys)
         kernels, plain = _kernel_finish, _plain_finish
-        return jax.lax.platform_dependent(self, x, mixed, cuda=kernels, default=plain)
+        return Biased(
+            jax.lax.platform_dependent(self, x.whole(), mixed, cuda=kernels, default=plain)
+        )
 
 
 # Traced once for all layers of a size.
@@ -94,12 +94,12 @@ class FoldedBlock(Block):
 
 @jax.jit
 def _plain_project(block: Block, x: Array) -> Array:
-    return Block.projected(block, x)[1]
+    return Block.projected(block, Biased(x))[1].whole()
 
 
 @jax.jit
 def _plain_finish(block: Block, x: Array, mixed: Array) -> Array:
-    return Block.finish(block, x, mixed, DropoutKeys())
+    return Block.finish(block, Biased(x), mixed, DropoutKeys()).whole()
 
 
 @jax.jit

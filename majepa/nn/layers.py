@@ -23,6 +23,8 @@ Tree = TypeVar("Tree")
 
 ALIGNED = 8
 """Sizes that are multiples of this many entries suit matrix units."""
+LEAST_ROWS = 1024
+"""With fewer, what XLA fuses around a norm is worth more than what kernels of norms save."""
 
 
 class Linear(eqx.Module):
@@ -63,6 +65,16 @@ class Linear(eqx.Module):
         return add_bias(self.bias, product(x, head) + product(more, tail))
 
 
+class Biased(NamedTuple):
+    """`x + bias`, of which the bias is added by what takes it along, or not at all yet."""
+
+    x: Float[Array, "*b D"]
+    bias: Float[Array, " D"] | None = None
+
+    def whole(self) -> Float[Array, "*b D"]:
+        return self.x if self.bias is None else add_bias(self.bias, self.x)
+
+
 class RMSNorm(eqx.Module):
     """Division of the last axis by its root mean square, with a learned gain."""
 
@@ -72,17 +84,23 @@ class RMSNorm(eqx.Module):
     def __init__(self, size: int) -> None:
         self.gain = jnp.ones(size)
 
-    def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
-        return _end(End(self.eps), x, None, self.gain)
+    def __call__(
+        self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
+    ) -> Float[Array, "*b D"]:
+        """After a bias that has not been added yet; so do the others."""
+        return _end(End(self.eps), x, bias, self.gain)
 
-    def beside(self, x: Float[Array, "*b D"]) -> tuple[Float[Array, "*b D"], Float[Array, "*b D"]]:
-        """x itself, for a residual branch, and its norm: their gradients are added on the way."""
-        return _end(End(self.eps, beside=True), x, None, self.gain)
+    def beside(
+        self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
+    ) -> tuple[Float[Array, "*b D"], Float[Array, "*b D"]]:
+        """x itself, without the bias, for a residual branch, and the norm: their gradients are
+        added on the way."""
+        return _end(End(self.eps, beside=True), x, bias, self.gain)
 
     def activated(
         self, x: Float[Array, "*b D"], bias: Float[Array, " D"] | None = None
     ) -> Float[Array, "*b D"]:
-        """The SiLU of the norm, after a bias that has not been added yet."""
+        """The SiLU of the norm."""
         return _end(End(self.eps, silu=True), x, bias, self.gain)
 
 
@@ -239,6 +257,24 @@ def add_bias(bias: Float[Array, " D"], x: Float[Array, "*b D"]) -> Float[Array, 
 def spread(x: Shaped[Array, " D"], ndim: int) -> Shaped[Array, "*ones D"]:
     """A vector with leading axes of one, to meet an array of `ndim` axes."""
     return jnp.expand_dims(x, tuple(range(ndim - 1)))
+
+
+def make_room(shape: tuple[int, ...], beside: Array) -> Shaped[Array, "..."]:
+    """An array that begins with anything, of the type of another one.
+
+    Where there are several of that one, there are several rooms: one for all of them would be
+    copied for each.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def make(beside: Array) -> Array:
+        return jax.lax.empty(shape, beside.dtype)
+
+    @make.def_vmap
+    def _(count: int, _: list[bool], beside: Array) -> tuple[Array, bool]:
+        return make_room((count, *shape), beside), True
+
+    return make(beside)
 
 
 def cast(tree: Tree, dtype: DTypeLike) -> Tree:

@@ -18,10 +18,8 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from .attention import exact
 from .kernels import Ref, Slice, held, launch, like, silu_slope, suit, total
-from .layers import End
+from .layers import LEAST_ROWS, End
 
-LEAST_ROWS = 1024
-"""With fewer, what XLA fuses around a norm is worth more than what is saved here."""
 AT_ONCE = 2048
 """Entries that a program holds; twice as many of rows up to `NARROW`, with twice the threads."""
 NARROW = 256

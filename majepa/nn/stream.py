@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from .attention import FAR_BELOW, Turn, exact, heads_of, rotate, turns
-from .layers import Linear, RMSNorm, product
+from .layers import Biased, Linear, RMSNorm, product
 from .transformer import Block, DropoutKeys, History, TemporalTransformer, Trace, blocks_of
 
 
@@ -63,10 +63,10 @@ def advance(
     place = window - 1 + t
     episode = _part(stream.episode, t, window, axis=1)
     mask = (episode == episode[:, -1:])[:, None, :, None]
-    all_keys, all_values = [], []
+    all_keys, all_values, now = [], [], Biased(x)
     for block, old_keys, old_values in zip(layers.blocks, stream.keys, stream.values, strict=True):
-        x, qkv = block.projected(x)
-        query, key, value = heads_of(qkv, block.heads)
+        now, qkv = block.projected(now)
+        query, key, value = heads_of(qkv.whole(), block.heads)
         turn = turns(place[None], query.shape[-1])
         keys = _put(old_keys, rotate(key, turn), place)
         values = _put(old_values, value, place)
@@ -74,10 +74,10 @@ def advance(
         seen = jnp.where(mask, scores * query.shape[-1] ** -0.5, FAR_BELOW)
         weight = jax.nn.softmax(seen, axis=2)
         mixed = _mean(weight, _part(values, t, window))
-        x = block.finish(x, mixed.reshape(x.shape).astype(x.dtype), DropoutKeys())
+        now = block.finish(now, mixed.reshape(x.shape).astype(x.dtype), DropoutKeys())
         all_keys.append(keys)
         all_values.append(values)
-    return layers.norm(x), Stream(tuple(all_keys), tuple(all_values), stream.episode)
+    return layers.norm(*now), Stream(tuple(all_keys), tuple(all_values), stream.episode)
 
 
 class Return(NamedTuple):

@@ -32,7 +32,18 @@ from .attention import (
     rotate,
     turns,
 )
-from .layers import ALIGNED, Linear, RMSNorm, Tree, activated, product
+from .layers import (
+    ALIGNED,
+    LEAST_ROWS,
+    Biased,
+    Linear,
+    RMSNorm,
+    Tree,
+    activated,
+    as_rows,
+    make_room,
+    product,
+)
 
 LONGEST_ROW = 32
 """Agents of several teams that attention takes for one sequence."""
@@ -47,7 +58,12 @@ class DropoutKeys(NamedTuple):
 
 
 class Block(eqx.Module):
-    """Attention and a feed-forward layer, each on a residual branch with dropout."""
+    """Attention and a feed-forward layer, each on a residual branch with dropout.
+
+    Where rows are many, the biases of the branches are one vector beside what they add to: norms
+    take it along, so that nothing goes through all rows for a bias. What is dropped has its bias at
+    once.
+    """
 
     norm_attention: RMSNorm
     query_key_value: Linear
@@ -69,27 +85,19 @@ class Block(eqx.Module):
         self.heads = heads
         self.dropout = dropout
 
-    def projected(
-        self, x: Float[Array, "*b D"]
-    ) -> tuple[Float[Array, "*b D"], Float[Array, "*b Q"]]:
+    def projected(self, x: Biased) -> tuple[Biased, Biased]:
         """x, for what goes on beside attention; and queries, then keys, then values, of one head
         after another."""
-        x, normed = self.norm_attention.beside(x)
-        return x, self.query_key_value(normed)
+        same, normed = self.norm_attention.beside(*x)
+        linear = self.query_key_value
+        return Biased(same, x.bias), Biased(product(normed, linear.weight), linear.bias)
 
-    def finish(
-        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
-    ) -> Float[Array, "*b D"]:
+    def finish(self, x: Biased, mixed: Float[Array, "*b D"], keys: DropoutKeys) -> Biased:
         """The rest of the block, given what attention mixed."""
-        middle, normed = self.norm_feed.beside(self.attended(x, mixed, keys))
-        wide = product(normed, self.widen.weight)
-        return self.fed(middle, activated(wide, self.widen.bias), keys)
-
-    def attended(
-        self, x: Float[Array, "*b D"], mixed: Float[Array, "*b D"], keys: DropoutKeys
-    ) -> Float[Array, "*b D"]:
-        """Between attention and the feed-forward layer."""
-        return x + self._drop(self.out(mixed), keys.attended)
+        middle = self._added(x, self.out, mixed, keys.attended)
+        same, normed = self.norm_feed.beside(*middle)
+        active = activated(product(normed, self.widen.weight), self.widen.bias)
+        return self._added(Biased(same, middle.bias), self.narrow, active, keys.fed)
 
     def widened(
         self, middle: Float[Array, "*b D"]
@@ -98,14 +106,16 @@ class Block(eqx.Module):
         middle, normed = self.norm_feed.beside(middle)
         return middle, self.widen(normed)
 
-    def fed(
-        self, middle: Float[Array, "*b D"], active: Float[Array, "*b W"], keys: DropoutKeys
-    ) -> Float[Array, "*b D"]:
-        """What leaves the block, given the wide layer after its SiLU."""
-        return middle + self._drop(self.narrow(active), keys.fed)
-
-    def _drop(self, x: Array, key: Key[Array, ""] | None) -> Array:
-        return drop(x, self.dropout, kept(key, self.dropout, x.shape))
+    def _added(
+        self, x: Biased, linear: Linear, given: Float[Array, "*b I"], key: Key[Array, ""] | None
+    ) -> Biased:
+        """x and what a residual branch puts out."""
+        if key is None and as_rows(given).shape[0] >= LEAST_ROWS:
+            bias = linear.bias if x.bias is None else x.bias + linear.bias
+            return Biased(x.x + product(given, linear.weight), bias)
+        put_out = linear(given)
+        keep = kept(key, self.dropout, put_out.shape)
+        return Biased(x.whole() + drop(put_out, self.dropout, keep))
 
 
 class History(NamedTuple):
@@ -241,22 +251,23 @@ class TemporalTransformer(eqx.Module):
         turn = turns(place, past.keys[0].shape[-1])
         turn_now = jax.tree.map(lambda leaf: leaf[-length:], turn)
 
-        def layer(x: Array, block: Block, given: tuple) -> tuple[Array, tuple]:
+        def layer(x: Biased, block: Block, given: tuple) -> tuple[Biased, tuple]:
             old_keys, old_values, dropout = given
             x, qkv = block.projected(x)
-            query, key_, value = heads_of(qkv, block.heads)
+            query, key_, value = heads_of(qkv.whole(), block.heads)
             keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
             values = jnp.concatenate([old_values.astype(value.dtype), value], axis=2)
             if trace:
                 turned, turned_keys = rotate(query, turn_now), rotate(keys, turn)
                 weight = attention_weights(turned, turned_keys, mask[:, None])
-                mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values).reshape(x.shape)
-                middle, wide = block.widened(block.attended(x, mixed, dropout))
-                after = block.fed(middle, jax.nn.silu(wide), dropout)
-                return after, (keys, values, (x, turned, turned_keys, values, weight, middle, wide))
-            shape = (*x.shape[:2], block.heads, length, seen.shape[1])
+                mixed = jnp.einsum("bnhts,bnshk->bnthk", weight, values).reshape(x.x.shape)
+                middle, wide = block.widened(x.x + block.out(mixed))
+                after = Biased(middle + block.narrow(jax.nn.silu(wide)))
+                traced = (x.x, turned, turned_keys, values, weight, middle, wide)
+                return after, (keys, values, traced)
+            shape = (*x.x.shape[:2], block.heads, length, seen.shape[1])
             mixed = mix(
-                qkv, Past(old_keys, old_values, turn), mask,
+                *qkv, Past(old_keys, old_values, turn), mask,
                 kept(dropout.weights, block.dropout, shape),
                 heads=block.heads, rate=block.dropout,
             )  # fmt: skip
@@ -264,9 +275,9 @@ class TemporalTransformer(eqx.Module):
 
         dropout = _dropout_keys(key, len(past.keys))
         given = list(zip(past.keys, past.values, dropout, strict=True))
-        end, left = _through(self.layers, layer, x, given)
+        end, left = _through(self.layers, layer, Biased(x), given)
         keys, values, traced = zip(*left, strict=True)
-        return self.norm(end), History(keys, values, seen), (end, traced)
+        return self.norm(*end), History(keys, values, seen), (end.x, traced)
 
     def recall(
         self,
@@ -295,29 +306,28 @@ class TemporalTransformer(eqx.Module):
             reach = last + above * before
             return chunks if outputs else min(max(math.ceil(reach / length), 1), chunks)
 
-        keys, values = [], []
+        keys, values, stream = [], [], Biased(x)
         for above, block in zip(reversed(range(len(blocks))), blocks, strict=True):
-            x = x[:, -taken(above) :]
-            x, qkv = block.projected(x)
-            _, *new = heads_of(qkv, block.heads)
+            stream, qkv = block.projected(stream._replace(x=stream.x[:, -taken(above) :]))
+            _, *new = heads_of(qkv.whole(), block.heads)
             for remembered, leaf in zip((keys, values), new, strict=True):
                 remembered.append(_end_of(leaf, last))
             if not above and not outputs:
                 break
             wanted, old = taken(above - 1), (_ends_before(leaf, before, 0) for leaf in new)
-            qkv, old_keys, old_values, may_see = (
+            asking, old_keys, old_values, may_see = (
                 leaf[:, -wanted:].reshape(batch * wanted, *leaf.shape[2:])
-                for leaf in (qkv, *old, mask)
+                for leaf in (qkv.x, *old, mask)
             )
             mixed = mix(
-                qkv, Past(old_keys, old_values, turn), may_see, None,
+                asking, qkv.bias, Past(old_keys, old_values, turn), may_see, None,
                 heads=block.heads, rate=block.dropout,
             )  # fmt: skip
-            x = x[:, -wanted:]
-            x = block.finish(x, mixed.reshape(x.shape), DropoutKeys())
+            x = stream.x[:, -wanted:]
+            stream = block.finish(stream._replace(x=x), mixed.reshape(x.shape), DropoutKeys())
         episode = episode.reshape(episode.shape[0], -1)
         history = History(tuple(keys), tuple(values), episode[:, episode.shape[1] - last :])
-        return self.norm(x) if outputs else None, history
+        return self.norm(*stream) if outputs else None, history
 
     def fork(self, history: History, roots: int, steps: int) -> tuple[Trunk, Branches]:
         """The trunk, and room for `steps` imagined records after each of `roots` records.
@@ -326,9 +336,7 @@ class TemporalTransformer(eqx.Module):
         """
         batch, agents, length, heads, size = history.keys[0].shape
         turn = turns(jnp.arange(length), size)
-
-        def room() -> Float[Array, "B N H R P K"]:
-            return jax.lax.empty((batch, agents, heads, roots, steps, size), history.keys[0].dtype)
+        shape = (batch, agents, heads, roots, steps, size)
 
         def laid_out(leaf: Float[Array, "B N S H K"]) -> Float[Array, "B N H P K"]:
             return _even(leaf.swapaxes(2, 3), 3, 0)
@@ -337,7 +345,7 @@ class TemporalTransformer(eqx.Module):
             Limb(laid_out(rotate(keys, turn)), laid_out(values))
             for keys, values in zip(history.keys, history.values, strict=True)
         )
-        branches = tuple(Twigs(room(), room()) for _ in limbs)
+        branches = tuple(Twigs(*(make_room(shape, leaf) for leaf in limb)) for limb in limbs)
         return Trunk(limbs, _even(history.episode, 1, -1)), branches
 
     def branch(
@@ -361,17 +369,17 @@ class TemporalTransformer(eqx.Module):
         own = _may_see(step[None], own_place, self.window)[0] & (own_place < step)
         turn = turns(now, branches[0].keys.shape[-1])
 
-        def layer(x: Array, block: Block, given: tuple) -> tuple[Array, Twigs]:
+        def layer(x: Biased, block: Block, given: tuple) -> tuple[Biased, Twigs]:
             limb, twigs = given
             x, qkv = block.projected(x)
             mixed, twigs = mix_branches(
-                qkv, limb, twigs, shared, own, turn, step, window=self.window
+                *qkv, limb, twigs, shared, own, turn, step, window=self.window
             )
             return block.finish(x, mixed, DropoutKeys()), twigs
 
         given = list(zip(trunk.layers, branches, strict=True))
-        x, grown = _through(self.layers, layer, x, given)
-        return self.norm(x), tuple(grown)
+        end, grown = _through(self.layers, layer, Biased(x), given)
+        return self.norm(*end), tuple(grown)
 
 
 class AgentAttention(eqx.Module):
@@ -397,23 +405,34 @@ class AgentAttention(eqx.Module):
         Several teams make one sequence, in which nobody sees another team: matrix units take one
         such sequence as fast as one team. What is not a number in one spoils all of them.
         """
+        return self.with_bias_apart(x, present, key=key).whole()
+
+    def with_bias_apart(
+        self,
+        x: Float[Array, "*b N D"],
+        present: Bool[Array, "*b N"],
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> Biased:
+        """The same for a norm, which adds the last bias as it goes."""
         shape, agents = x.shape, x.shape[-2]
         rows = agents * teams_together(x.size // (agents * x.shape[-1]), agents)
         x, present = x.reshape(-1, rows, x.shape[-1]), present.reshape(-1, 1, rows)
         team, count = jnp.arange(rows) // agents, numbers_of(self.layers)[0]
         mask = present & (team[:, None] == team[None, :])[None] | jnp.eye(rows, dtype=bool)[None]
 
-        def layer(x: Array, block: Block, dropout: DropoutKeys) -> tuple[Array, None]:
-            keep = kept(dropout.weights, block.dropout, (x.shape[0], block.heads, rows, rows))
+        def layer(x: Biased, block: Block, dropout: DropoutKeys) -> tuple[Biased, None]:
+            keep = kept(dropout.weights, block.dropout, (x.x.shape[0], block.heads, rows, rows))
             x, qkv = block.projected(x)
             mixed = mix(
-                qkv[:, None], None, mask,
+                qkv.x[:, None], qkv.bias, None, mask,
                 None if keep is None else keep[:, None],
                 heads=block.heads, rate=block.dropout,
             )  # fmt: skip
             return block.finish(x, mixed[:, 0], dropout), None
 
-        return _through(self.layers, layer, x, _dropout_keys(key, count))[0].reshape(shape)
+        end, _ = _through(self.layers, layer, Biased(x), _dropout_keys(key, count))
+        return end._replace(x=end.x.reshape(shape))
 
 
 def teams_together(teams: int, agents: int) -> int:
@@ -471,10 +490,10 @@ def _is_stack(node: Any) -> bool:
 
 def _through(
     layers: Block | tuple[Block, ...],
-    layer: Callable[[Array, Block, Any], tuple[Array, Any]],
-    x: Array,
+    layer: Callable[[Biased, Block, Any], tuple[Biased, Any]],
+    x: Biased,
     given: Sequence[Any],
-) -> tuple[Array, list[Any]]:
+) -> tuple[Biased, list[Any]]:
     """All layers in turn, each with what it is given; and what each of them leaves.
 
     A loop would copy what each layer is given and leaves.

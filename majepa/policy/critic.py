@@ -43,5 +43,6 @@ class Critic(eqx.Module):
         """Two-hot logits of each slot's value."""
         dtype = self.enter.weight.dtype
         flags = jnp.stack([present, alive], axis=-1).astype(dtype)
-        x = self.agents(self.enter_norm(self.enter.of_both(s, flags)), present)
-        return self.out(self.out_norm(x)).astype(jnp.float32)
+        x = self.enter_norm(self.enter.of_both(s, flags))
+        x = self.out_norm(*self.agents.with_bias_apart(x, present))
+        return self.out(x).astype(jnp.float32)

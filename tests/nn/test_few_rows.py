@@ -11,7 +11,7 @@ from lowering import lower_for_gpus
 
 from majepa.nn import few_rows, gpu, kernels
 from majepa.nn.few_rows import FoldedBlock, fold_block, for_few_rows
-from majepa.nn.layers import cast
+from majepa.nn.layers import Biased, cast
 from majepa.nn.transformer import AgentAttention, Block, DropoutKeys, TemporalTransformer, apart
 
 WIDTH, HEADS = 64, 2
@@ -57,11 +57,25 @@ def test_kernels_compute_what_the_block_does(interpreted, dtype, rows):
     whole = cast(block(), dtype)
     few = FoldedBlock(whole)
     with jax.disable_jit():
-        same, qkv = few.projected(x)
-        after = few.finish(x, mixed, DropoutKeys())
-    np.testing.assert_array_equal(same, x)
-    assert_close(qkv, whole.projected(x)[1], dtype)
-    assert_close(after, whole.finish(x, mixed, DropoutKeys()), dtype)
+        same, qkv = few.projected(Biased(x))
+        after = few.finish(Biased(x), mixed, DropoutKeys())
+    np.testing.assert_array_equal(same.x, x)
+    assert same.bias is None and qkv.bias is None and after.bias is None
+    assert_close(qkv.x, whole.projected(Biased(x))[1].whole(), dtype)
+    assert_close(after.x, whole.finish(Biased(x), mixed, DropoutKeys()).whole(), dtype)
+
+
+def test_a_bias_that_many_rows_left_is_added():
+    x, mixed, bias = normals(5, WIDTH), normals(5, WIDTH, seed=1), normals(WIDTH, seed=2)
+    few, given, nothing = FoldedBlock(block()), Biased(x, bias), DropoutKeys()
+    whole = Biased(given.whole())
+    for one, other in zip(
+        (*few.projected(given), few.finish(given, mixed, nothing)),
+        (*block().projected(whole), block().finish(whole, mixed, nothing)),
+        strict=True,
+    ):
+        assert one.bias is None
+        assert_close(one.x, other.whole(), jnp.float32)
 
 
 def test_rows_have_nothing_to_do_with_each_other():
@@ -83,10 +97,10 @@ def test_a_folded_block_is_the_same_block():
     np.testing.assert_array_equal(folded.norm_attention.gain, 1)
     np.testing.assert_array_equal(folded.norm_feed.gain, 1)
     x, mixed = normals(5, WIDTH), normals(5, WIDTH, seed=1)
-    for one, other in zip(folded.projected(x), whole.projected(x), strict=True):
-        assert_close(one, other, jnp.float32)
+    for one, other in zip(folded.projected(Biased(x)), whole.projected(Biased(x)), strict=True):
+        assert_close(one.whole(), other.whole(), jnp.float32)
     nothing = DropoutKeys()
-    one, other = (each.finish(x, mixed, nothing) for each in (folded, whole))
+    one, other = (each.finish(Biased(x), mixed, nothing).whole() for each in (folded, whole))
     assert_close(one, other, jnp.float32)
 
 
@@ -145,9 +159,10 @@ def test_dropout_is_not_forgotten():
     """A folded block that is given keys drops what the block does."""
     keys = DropoutKeys(fed=jax.random.key(3))
     x = normals(8, WIDTH)
-    found = FoldedBlock(block()).finish(x, x, keys)
-    assert_close(found, block().finish(x, x, keys), jnp.float32)
-    assert not np.allclose(found, block().finish(x, x, DropoutKeys()))
+    found = FoldedBlock(block()).finish(Biased(x), x, keys)
+    assert found.bias is None
+    assert_close(found.x, block().finish(Biased(x), x, keys).x, jnp.float32)
+    assert not np.allclose(found.x, block().finish(Biased(x), x, DropoutKeys()).whole())
 
 
 def test_no_gradient_goes_through():

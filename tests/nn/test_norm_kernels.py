@@ -9,7 +9,7 @@ import pytest
 from lowering import lower_for_gpus
 
 from majepa.nn import layers, norm_kernels
-from majepa.nn.layers import MLP, End, RMSNorm, cast
+from majepa.nn.layers import MLP, End, RMSNorm, add_bias, cast
 
 ERROR = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}
 """Of numbers of size one; two of the shorter type are 1/256 apart."""
@@ -27,6 +27,8 @@ cases = pytest.mark.parametrize(
         (End(EPS), 37, 256, False, True),
         (End(EPS, beside=True), 21, 256, False, True),
         (End(EPS, silu=True, beside=True), 21, 128, True, True),
+        (End(EPS), 21, 128, True, True),
+        (End(EPS, beside=True), 37, 256, True, True),
     ],
 )
 types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -101,6 +103,24 @@ def test_a_residual_branch_and_a_norm_give_back_the_sum_of_their_gradients():
     close(found, one.astype(jnp.float32) + alone.astype(jnp.float32), jnp.bfloat16)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_bias_goes_into_the_norm_beside_a_residual_branch_alone(dtype):
+    """So its gradient comes through the norm alone."""
+    norm = cast(RMSNorm(256), dtype)
+    rng = np.random.default_rng(3)
+    x, one, other = (jnp.asarray(rng.normal(size=(1024, 256)), dtype) for _ in range(3))
+    bias = jnp.asarray(rng.normal(size=256), dtype)
+    (same, normed), pull_back = jax.vjp(norm.beside, x, bias)
+    np.testing.assert_array_equal(same, x)
+    close(normed, norm(add_bias(bias, x)), dtype)
+    of_x, of_bias = pull_back((one, other))
+    alone = jax.vjp(norm, add_bias(bias, x))[1](other)[0].astype(jnp.float32)
+    close(of_x, one.astype(jnp.float32) + alone, dtype)
+    close(of_bias, alone.sum(0), dtype)
+    for found, expected in zip(jax.vjp(norm, x, bias)[1](other), (alone, of_bias), strict=True):
+        close(found, expected, dtype)
+
+
 @cases
 def test_platforms_choose_between_the_same(monkeypatch, end, rows, size, biased, gained):
     """What stands around the kernels, of arrays with more axes: results and gradients in order."""
@@ -131,15 +151,16 @@ def test_platforms_choose_between_the_same(monkeypatch, end, rows, size, biased,
 )
 def test_gpus_take_kernels_for_what_suits_them(rows, size, dtype, kernels):
     norm = cast(RMSNorm(size), dtype)
-    shapes = norm, jax.ShapeDtypeStruct((rows, size), dtype)
+    shapes = norm, jax.ShapeDtypeStruct((rows, size), dtype), jax.ShapeDtypeStruct((size,), dtype)
 
-    def loss(make, norm, x):
-        return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(make(norm, x)))
+    def loss(make, norm, x, bias):
+        found = jax.tree.leaves((make(norm, x), make(norm, x, bias)))
+        return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in found)
 
     for make in (RMSNorm.activated, RMSNorm.__call__, RMSNorm.beside):
         both_ways = jax.value_and_grad(functools.partial(loss, make))
         lowered = lower_for_gpus(both_ways, *shapes)
-        assert lowered.count("xla.gpu.triton") == 2 * kernels
+        assert lowered.count("xla.gpu.triton") == 4 * kernels
 
 
 @pytest.mark.parametrize("runs", [0, 3])

@@ -8,15 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn, jit
+from lowering import broadcasts_to, lower_for_gpus
 
-from majepa.nn.attention import drop, kept, rotate, turns
-from majepa.nn.layers import cast
+from majepa.nn import transformer
+from majepa.nn.attention import attention_weights, drop, heads_of, kept, rotate, turns
+from majepa.nn.layers import Biased, cast
 from majepa.nn.transformer import (
     AgentAttention,
     Block,
+    DropoutKeys,
     History,
     TemporalTransformer,
     apart,
+    blocks_of,
     teams_together,
 )
 
@@ -177,6 +181,110 @@ class TestAgainstNumPy:
             for block in layers_of(model):
                 y = block_by_hand(block, y, attention)
             close(out[row], y, 1e-4)
+
+
+def blocks_at_once(blocks, x, mask, turn):
+    """Layers on `[... T D]` that add each bias where it belongs."""
+    for block in blocks:
+        query, key, value = heads_of(block.query_key_value(block.norm_attention(x)), HEADS)
+        if turn is not None:
+            query, key = rotate(query, turn), rotate(key, turn)
+        mixed = jnp.einsum("...hts,...shk->...thk", attention_weights(query, key, mask), value)
+        x = x + block.out(mixed.reshape(x.shape))
+        x = x + block.narrow(jax.nn.silu(block.widen(block.norm_feed(x))))
+    return x
+
+
+class TestBiases:
+    """They travel beside what they add to, and give what they give where they belong."""
+
+    @pytest.fixture(autouse=True)
+    def as_if_rows_were_many(self, monkeypatch):
+        monkeypatch.setattr(transformer, "LEAST_ROWS", 1)
+
+    def test_they_wait_where_rows_are_many(self, monkeypatch):
+        x, present = jnp.asarray(normals(3, 4, WIDTH)), jnp.ones((3, 4), bool)
+        for least, waits in ((12, True), (13, False)):
+            monkeypatch.setattr(transformer, "LEAST_ROWS", least)
+            found = among_agents().with_bias_apart(x, present)
+            assert (found.bias is not None) == waits
+            close(found.whole(), among_agents()(x, present))
+
+    @kinds
+    def test_over_time(self, kind):
+        model, episode, place = temporal(kind), jnp.asarray(RESETS[1]), jnp.arange(LENGTH)
+        distance = place[:, None] - place[None, :]
+        mask = (distance >= 0) & (distance < kind.window)
+        mask = (mask[None] & (episode[:, :, None] == episode[:, None, :]))[:, None]
+
+        def at_once(model, x):
+            x = blocks_at_once(blocks_of(model.layers), x, mask, turns(place, WIDTH // HEADS))
+            return model.norm(x)
+
+        past = empty(kind)
+        self.compare(model, records(), at_once, lambda model, x: model(x, episode, past)[0])
+
+    def test_of_chunks(self):
+        """Of which upper layers take fewer."""
+        model, x = temporal(JOINT), jnp.asarray(normals(BATCH, 10, AGENTS, 2, WIDTH))
+        episode, past = jnp.ones((BATCH, 10, 2), jnp.int32), empty(JOINT)
+
+        def remembered(model, x):
+            y, history = model.recall(x, episode, 3, outputs=True)
+            return y, history.keys, history.values
+
+        def at_once(model, x):
+            x = jnp.moveaxis(x, 1, 2).reshape(BATCH, AGENTS, 20, WIDTH)
+            y, history = model(x, episode.reshape(BATCH, 20), past)
+            y = jnp.moveaxis(y.reshape(BATCH, AGENTS, 10, 2, WIDTH), 2, 1)
+            return y, history.last(3).keys, history.last(3).values
+
+        self.compare(model, x, at_once, remembered)
+
+    def test_among_agents(self):
+        mask = jnp.ones((3, 4, 4), bool)
+        self.compare(
+            among_agents(), normals(3, 4, WIDTH),
+            lambda model, x: blocks_at_once(blocks_of(model.layers), x, mask, None),
+            lambda model, x: model(x, jnp.ones((3, 4), bool)),
+        )  # fmt: skip
+
+    def test_for_a_norm_that_adds_the_last_one(self):
+        norm, present = temporal(LOCAL).norm, jnp.ones((3, 4), bool)
+        self.compare(
+            among_agents(), normals(3, 4, WIDTH),
+            lambda model, x: norm(model(x, present)),
+            lambda model, x: norm(*model.with_bias_apart(x, present)),
+        )  # fmt: skip
+
+    def test_where_something_is_dropped_they_are_added_at_once(self, key):
+        block = jax.tree.map(lambda leaf: leaf[0], among_agents().layers)
+        x, mixed = (jnp.asarray(normals(3, 4, WIDTH, seed=seed)) for seed in range(2))
+        waiting = Biased(x, jnp.asarray(normals(WIDTH, seed=2)))
+        keys = DropoutKeys(attended=key, fed=key)
+        found = block.finish(waiting, mixed, keys)
+        assert found.bias is None
+        close(found.x, block.finish(Biased(waiting.whole()), mixed, keys).x)
+        keep = kept(key, block.dropout, x.shape)
+        middle = waiting.whole() + drop(block.out(mixed), block.dropout, keep)
+        fed = block.narrow(jax.nn.silu(block.widen(block.norm_feed(middle))))
+        close(found.x, middle + drop(fed, block.dropout, keep))
+
+    def compare(self, model, x, plain, run):
+        """Values and gradients of everything."""
+
+        @functools.partial(jit, static_argnums=0)
+        def both(run, model, x):
+            def weighted(model, x):
+                found = run(model, x)
+                weight = jax.tree.map(lambda leaf: jnp.asarray(normals(*leaf.shape)), found)
+                return sum(map(jnp.vdot, *map(jax.tree.leaves, (found, weight)))), found
+
+            return jax.grad(weighted, (0, 1), has_aux=True)(model, x)
+
+        pairs = zip(*(jax.tree.leaves(both(each, model, x)) for each in (run, plain)), strict=True)
+        for one, other in pairs:
+            close(one, other, 1e-5 * max(1.0, np.abs(other).max()))
 
 
 class TestCache:
@@ -444,6 +552,21 @@ class TestBranches:
         expected = run(x, history, 0.0)
         assert np.isfinite(expected).all()
         np.testing.assert_array_equal(run(x, history, jnp.nan), expected)
+
+    def test_several_runs_have_rooms_of_their_own(self):
+        """One for all of them would be copied."""
+        model, runs = temporal(LOCAL), 3
+
+        @jax.vmap
+        def rooms(history):
+            return model.fork(history, LENGTH, self.STEPS)[1]
+
+        history = jax.tree.map(lambda leaf: jnp.stack([leaf] * runs), empty(LOCAL))
+        shape = (runs, BATCH, AGENTS, HEADS, LENGTH, self.STEPS, WIDTH // HEADS)
+        assert {leaf.shape for leaf in jax.tree.leaves(rooms(history))} == {shape}
+        lowered = lower_for_gpus(rooms, history)
+        assert "x".join(map(str, shape)) in lowered
+        assert not broadcasts_to(shape, lowered)
 
     def test_roots_do_not_see_each_other(self):
         model, episode = temporal(LOCAL), RESETS[1]
