@@ -25,6 +25,9 @@ from .kernels import Ref, Slice, divide, dot, held, launch, like, suit, total
 
 FEW = 32
 """Records or agents that half of the threads are enough for, if they see no past."""
+LEAST = 16
+"""Records, new or past, that one product of a matrix unit takes: a few threads need not wait for
+others."""
 LONGEST, LARGEST = 128, 128
 """Records or agents whose scores a program can hold, and entries of a head."""
 FEW_ROOTS, MANY_ROOTS = 16, 64
@@ -142,7 +145,10 @@ def pull_attend(
 
 
 def _how_many(qkv: Float[Array, "G T Q"], past: Past | None) -> str:
-    return "_few" if past is None and qkv.shape[1] <= FEW else "_all"
+    """What the name of a tile ends with."""
+    if past is None:
+        return "_few" if qkv.shape[1] <= FEW else "_all"
+    return "_least" if max(qkv.shape[1], past.keys.shape[1]) <= LEAST else "_all"
 
 
 class Pair(NamedTuple):

@@ -65,11 +65,13 @@ TILES = {
     "pull_widened": Tile(columns=128, warps=8),
     "pull_mixed": Tile(columns=32, warps=8),
     "pull_attention": Tile(),
-    "pull_token": Tile(),
+    "pull_token": Tile(warps=8),
     # Of `attention_kernels`: a program has a whole sequence, nothing to go along.
     "attend_all": Tile(stages=1),
     "pull_attend_all": Tile(stages=1),
     "attend_few": Tile(stages=1, warps=2),
+    "attend_least": Tile(stages=1, warps=1),
+    "pull_attend_least": Tile(stages=1, warps=1),
     "pull_attend_few": Tile(stages=1, warps=2),
     "mix_branches": Tile(stages=1),
     # Of `draw_kernels`.

@@ -143,6 +143,7 @@ def apply_update(
     is_good: Bool[Array, ""] | bool = True,
 ) -> tuple[Tree, State, Report]:
     """One step, if the caller finds it good and all of it is finite; otherwise nothing changes."""
+    gradient = _put_together(gradient)
     # optax's types know arrays, not modules of them.
     update: Any = optimizer.update
     step, stepped_state = update(gradient, state, params)
@@ -170,6 +171,17 @@ def follow(slow: Tree, fast: Tree, rate: float) -> Tree:
 def is_finite(tree: PyTree[Array]) -> Bool[Array, ""]:
     """Whether no entry is infinite or NaN, or so large that its square is."""
     return jnp.isfinite(_norm(tree))
+
+
+def _put_together(gradient: Tree) -> Tree:
+    """Large gradients of layers that were apart are put together once, before anybody asks for
+    them: else each who does looks for the layer of every entry."""
+
+    def together(path: tuple, leaf: Array) -> Array:
+        is_wanted = _is_stacked(path) and _is_large(path, leaf)
+        return jax.lax.optimization_barrier(leaf) if is_wanted else leaf
+
+    return jax.tree_util.tree_map_with_path(together, gradient)
 
 
 def _over_root(

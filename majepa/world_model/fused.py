@@ -57,7 +57,7 @@ from .tokens import Tokens
 
 LARGEST = 128
 """Records of a window, with those that are followed back, that programs can hold."""
-TOGETHER = 4
+TOGETHER = 8
 """Records in one turn of a loop: what is launched as one starts sooner."""
 
 

@@ -258,11 +258,13 @@ def test_gradients_are_those_of_the_plain_version_where_kernels_may_be_taken(mon
             close(one, other, jnp.bfloat16)
 
 
-def test_a_program_for_gpus_has_kernels(monkeypatch):
-    """For attention, and with gradients for its way back too."""
+@pytest.mark.parametrize(("length", "size"), [(8, "least"), (24, "all")])
+def test_a_program_for_gpus_has_kernels(monkeypatch, length, size):
+    """For attention, and with gradients for its way back too; few records have few threads."""
     model = cast(TemporalTransformer(1, 128, 2, 6, key=jax.random.key(0)), jnp.bfloat16)
     past = model.empty(2, 3, jnp.bfloat16)
-    x, episode = jnp.zeros((2, 3, 8, 128), jnp.bfloat16), jnp.zeros((2, 8), jnp.int32)
+    x = jnp.zeros((2, 3, length, 128), jnp.bfloat16)
+    episode = jnp.zeros((2, length), jnp.int32)
 
     def run(model, x):
         return jnp.sum(model(x, episode, past)[0].astype(jnp.float32))
@@ -270,10 +272,10 @@ def test_a_program_for_gpus_has_kernels(monkeypatch):
     def names(function):
         # A function that was traced before would not be traced again.
         text = str(jax.make_jaxpr(functools.partial(function))(model, x))
-        return set(re.findall(r"\bname=(attend_all|pull_attend_all)\b", text))
+        return set(re.findall(r"\bname=((?:pull_)?attend_\w+)\b", text))
 
-    assert names(run) == {"attend_all"}
-    assert names(jax.grad(run, 1)) == {"attend_all", "pull_attend_all"}
+    assert names(run) == {f"attend_{size}"}
+    assert names(jax.grad(run, 1)) == {f"attend_{size}", f"pull_attend_{size}"}
     monkeypatch.setenv(gpu.SWITCH, "0")
     assert not names(run)
 

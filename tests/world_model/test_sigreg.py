@@ -10,6 +10,7 @@ import pytest
 from drawn import jit
 from scipy import integrate, stats
 
+from majepa.world_model import sigreg as sigreg_module
 from majepa.world_model.sigreg import sigreg
 
 GAUSSIAN = 1.0525
@@ -177,3 +178,21 @@ class TestMask:
         valid = jnp.ones((1, 30, 2), bool).at[0, 10:, 1].set(False)
         value = statistic(e, valid, self.key, projections=2)
         assert float(value) == pytest.approx(0.40205 * (30 + 10) / 2, rel=1e-4)
+
+
+def test_what_is_computed_again_on_the_way_back_is_the_same(monkeypatch):
+    e = jnp.asarray(np.random.default_rng(5).normal(size=(2, 7, 3, 8)), jnp.float32)
+    valid = jnp.asarray(np.random.default_rng(6).random((2, 7, 3)) < 0.8)
+
+    def found():
+        # Traced anew: what it depends on is no argument.
+        return jax.value_and_grad(lambda e: sigreg(e, valid, jax.random.key(1), projections=16))(e)
+
+    kept = found()
+    asked = []
+    monkeypatch.setattr(
+        sigreg_module, "may_take_kernels", lambda dtype: asked.append(dtype) or True
+    )
+    again = found()
+    assert asked == [jnp.float32]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), again, kept)
