@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
 from .gpu import may_take_kernels
-from .layers import Biased
 
 FAR_BELOW = -1e9
 """Score of what may not be seen; finite, so that no gradient is NaN."""
@@ -120,7 +119,6 @@ class Past(NamedTuple):
 
 def mix(
     qkv: Float[Array, "M N T Q"],
-    bias: Float[Array, " Q"] | None,
     past: Past | None,
     mask: Bool[Array, "M T S"],
     keep: Bool[Array, "M N H T S"] | None,
@@ -130,8 +128,7 @@ def mix(
 ) -> Float[Array, "M N T D"]:
     """What each of `T` records mixes from what it sees, by its projection to query, key and value.
 
-    The projection's bias, if there is one, has not been added yet. `N` sequences share a mask.
-    `keep` is what dropout of this rate leaves of the weights.
+    `N` sequences share a mask. `keep` is what dropout of this rate leaves of the weights.
     """
     size, before = qkv.shape[-1] // (3 * heads), 0 if past is None else past.keys.shape[-3]
     if may_take_kernels(qkv.dtype) and (past is None or before > 0):
@@ -140,20 +137,14 @@ def mix(
         if suits(qkv.shape[2], before, size):
             # Once for both ways: what is kept until the way back is what the kernel reads.
             keep = None if keep is None else keep.astype(jnp.int8)
-            return _mix(heads, rate, qkv, bias, past, mask, keep)
-    return _plain_mix(heads, rate, qkv, bias, past, mask, keep)
+            return _mix(heads, rate, qkv, past, mask, keep)
+    return _plain_mix(heads, rate, qkv, past, mask, keep)
 
 
 def _plain_mix(
-    heads: int,
-    rate: float,
-    qkv: Array,
-    bias: Array | None,
-    past: Past | None,
-    mask: Array,
-    keep: Array | None,
+    heads: int, rate: float, qkv: Array, past: Past | None, mask: Array, keep: Array | None
 ) -> Array:
-    query, keys, values = heads_of(Biased(qkv, bias).whole(), heads)
+    query, keys, values = heads_of(qkv, heads)
     if past is not None:
         length = qkv.shape[2]
         keys = jnp.concatenate([past.keys.astype(keys.dtype), keys], axis=2)
@@ -181,13 +172,11 @@ def _mix_forward(heads: int, rate: float, *given: Any) -> tuple[Array, tuple]:
 def _mix_backward(heads: int, rate: float, given: tuple, gradient: Array) -> tuple:
     kernel = functools.partial(_pull_kernel_mix, heads, rate)
     plain = functools.partial(_pull_plain_mix, heads, rate)
-    of_qkv, of_bias, of_past = jax.lax.platform_dependent(
-        gradient, *given, cuda=kernel, default=plain
-    )
+    of_qkv, of_past = jax.lax.platform_dependent(gradient, *given, cuda=kernel, default=plain)
     constant: Any = None
     if of_past is not None:
         of_past = Past(of_past[0], of_past[1], constant)
-    return of_qkv, of_bias, of_past, constant, constant
+    return of_qkv, of_past, constant, constant
 
 
 _mix.defvjp(_mix_forward, _mix_backward)
@@ -198,57 +187,47 @@ _traced_mix = _once(_plain_mix)
 
 
 @_once
-def _kernel_mix(heads: int, rate: float, qkv: Array, *given: Any) -> Array:
+def _kernel_mix(
+    heads: int, rate: float, qkv: Array, past: Past | None, mask: Array, keep: Array | None
+) -> Array:
     from .attention_kernels import attend
 
-    mixed = attend(*_flat(qkv, *given), heads=heads, rate=rate)
+    mixed = attend(*_flat(qkv, past, mask, keep), heads=heads, rate=rate)
     return mixed.reshape(*qkv.shape[:3], -1)
 
 
 @_once
 def _pull_kernel_mix(
-    heads: int,
-    rate: float,
-    gradient: Array,
-    qkv: Array,
-    bias: Array | None,
-    past: Past | None,
-    *seen: Any,
-) -> tuple[Array, Array | None, tuple[Array, Array] | None]:
-    """Gradients of the projection, of its bias, and of the keys and values of the past."""
+    heads: int, rate: float, gradient: Array, qkv: Array, past: Past | None, *seen: Any
+) -> tuple[Array, tuple[Array, Array] | None]:
+    """Gradients of the projection, and of the keys and values of the past."""
     from .attention_kernels import pull_attend
 
-    flat = _flat(qkv, bias, past, *seen)
+    flat = _flat(qkv, past, *seen)
     gradient = gradient.reshape(*flat[0].shape[:2], -1)
-    of_qkv, of_bias, of_past = pull_attend(*flat, gradient, heads=heads, rate=rate)
+    of_qkv, of_past = pull_attend(*flat, gradient, heads=heads, rate=rate)
     of_qkv = of_qkv.reshape(qkv.shape)
     if past is None:
-        return of_qkv, of_bias, None
+        return of_qkv, None
     of_keys, of_values = (leaf.reshape(past.keys.shape).astype(past.keys.dtype) for leaf in of_past)
-    return of_qkv, of_bias, (of_keys, of_values)
+    return of_qkv, (of_keys, of_values)
 
 
 @_once
 def _pull_plain_mix(
-    heads: int,
-    rate: float,
-    gradient: Array,
-    qkv: Array,
-    bias: Array | None,
-    past: Past | None,
-    *seen: Any,
-) -> tuple[Array, Array | None, tuple[Array, Array] | None]:
-    def run(qkv: Array, bias: Array | None, held: tuple[Array, Array] | None) -> Array:
+    heads: int, rate: float, gradient: Array, qkv: Array, past: Past | None, *seen: Any
+) -> tuple[Array, tuple[Array, Array] | None]:
+    def run(qkv: Array, held: tuple[Array, Array] | None) -> Array:
         after = None if held is None or past is None else Past(*held, past.turn)
-        return _plain_mix(heads, rate, qkv, bias, after, *seen)
+        return _plain_mix(heads, rate, qkv, after, *seen)
 
     held = None if past is None else (past.keys, past.values)
-    return jax.vjp(run, qkv, bias, held)[1](gradient)
+    return jax.vjp(run, qkv, held)[1](gradient)
 
 
 def _flat(
-    qkv: Array, bias: Array | None, past: Past | None, mask: Array, keep: Array | None
-) -> tuple[Array, Array | None, Past | None, Any]:
+    qkv: Array, past: Past | None, mask: Array, keep: Array | None
+) -> tuple[Array, Past | None, Any]:
     """As kernels take them: sequences on one axis, features on another."""
     from . import attention_kernels as kernels
 
@@ -263,7 +242,7 @@ def _flat(
     if keep is not None:
         keep = keep.astype(jnp.int8).reshape(sequences, *keep.shape[2:])
     sight = kernels.Sight(mask.astype(jnp.int8), keep)
-    return qkv.reshape(sequences, *qkv.shape[2:]), bias, past, sight
+    return qkv.reshape(sequences, *qkv.shape[2:]), past, sight
 
 
 class Limb(NamedTuple):
@@ -283,7 +262,6 @@ class Twigs(NamedTuple):
 
 def mix_branches(
     qkv: Float[Array, "B N R Q"],
-    bias: Float[Array, " Q"] | None,
     limb: Limb,
     twigs: Twigs,
     shared: Bool[Array, "B R S"],
@@ -293,13 +271,12 @@ def mix_branches(
     *,
     window: int,
 ) -> tuple[Float[Array, "B N R D"], Twigs]:
-    """What the next record of each root mixes, by a projection without its bias; and the twigs with
-    that record as number `step`.
+    """What the next record of each root mixes; and the twigs with that record as number `step`.
 
     `turn` is that of the record's place. It sees the places of the limb that are `shared`, those of
     its `own` twig, and itself. Root r shares no places but r to r + `window` - 1. No gradients.
     """
-    given = jax.lax.stop_gradient((qkv, bias, limb, twigs, shared, own, turn, step))
+    given = jax.lax.stop_gradient((qkv, limb, twigs, shared, own, turn, step))
     if may_take_kernels(qkv.dtype):
         from .attention_kernels import suits_branches
 
@@ -319,17 +296,10 @@ def _kernel_mix_branches(window: int, *given: Any) -> tuple[Array, Twigs]:
 
 
 def _plain_mix_branches(
-    qkv: Array,
-    bias: Array | None,
-    limb: Limb,
-    twigs: Twigs,
-    shared: Array,
-    own: Array,
-    turn: Turn,
-    step: Array,
+    qkv: Array, limb: Limb, twigs: Twigs, shared: Array, own: Array, turn: Turn, step: Array
 ) -> tuple[Array, Twigs]:
     heads, size = limb.keys.shape[2], limb.keys.shape[-1]
-    query, key, value = heads_of(Biased(qkv, bias).whole(), heads)
+    query, key, value = heads_of(qkv, heads)
     query, key = rotate(query, turn), rotate(key, turn)
     query, key, value = (leaf.swapaxes(2, 3) for leaf in (query, key, value))
     scale = size**-0.5

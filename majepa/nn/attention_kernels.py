@@ -59,7 +59,6 @@ def roots_at_once(window: int) -> int:
 
 def attend(
     qkv: Float[Array, "G T Q"],
-    bias: Float[Array, " Q"] | None,
     past: Past | None,
     sight: Sight,
     *,
@@ -67,12 +66,10 @@ def attend(
     rate: float = 0.0,
     interpret: bool = False,
 ) -> Float[Array, "G T D"]:
-    """What attention mixes from a projection and its bias; `rate` is that of dropout."""
+    """What attention mixes from a projection; `rate` is that of dropout."""
 
-    def attend_kernel(
-        qkv: Ref, bias: Ref | None, past: Past | None, sight: Sight, out: Ref
-    ) -> None:
-        head = _Head(qkv, bias, past, sight, heads)
+    def attend_kernel(qkv: Ref, past: Past | None, sight: Sight, out: Ref) -> None:
+        head = _Head(qkv, past, sight, heads)
         query, groups = head.query(), head.groups()
         parts = zip(groups, _weights(query, groups, head.scale), strict=True)
         mixed = [(group.kept(weight, rate), group.values) for group, weight in parts]
@@ -83,13 +80,12 @@ def attend(
     width = qkv.shape[2] // 3
     return launch(
         attend_kernel, like(qkv, *qkv.shape[:2], width), (qkv.shape[0], heads),
-        qkv, bias, past, sight, tile="attend" + _how_many(qkv, past), interpret=interpret,
+        qkv, past, sight, tile="attend" + _how_many(qkv, past), interpret=interpret,
     )  # fmt: skip
 
 
 def pull_attend(
     qkv: Float[Array, "G T Q"],
-    bias: Float[Array, " Q"] | None,
     past: Past | None,
     sight: Sight,
     gradient: Float[Array, "G T D"],
@@ -97,17 +93,13 @@ def pull_attend(
     heads: int,
     rate: float = 0.0,
     interpret: bool = False,
-) -> tuple[Float[Array, "G T Q"], Float[Array, " Q"] | None, tuple[Float[Array, "G W D"], ...]]:
-    """Gradients of the projection, of its bias, and of the keys and values of the past.
-
-    Each program adds up its part of the bias' gradient, over the records of a sequence.
-    """
+) -> tuple[Float[Array, "G T Q"], tuple[Float[Array, "G W D"], ...]]:
+    """Gradients of the projection, and of the keys and values of the past."""
 
     def pull_attend_kernel(
-        qkv: Ref, bias: Ref | None, past: Past | None, sight: Sight, gradient: Ref, out: Ref,
-        sums: Ref | None, *out_past: Ref,
-    ) -> None:  # fmt: skip
-        head = _Head(qkv, bias, past, sight, heads)
+        qkv: Ref, past: Past | None, sight: Sight, gradient: Ref, out: Ref, *out_past: Ref
+    ) -> None:
+        head = _Head(qkv, past, sight, heads)
         query, groups, angles = head.query(), head.groups(), head.angles()
         given = Pair(*(load(gradient, head.number, cut, head.length) for cut in head.columns(0)))
         weights = _weights(query, groups, head.scale)
@@ -121,7 +113,7 @@ def pull_attend(
             _add(dot(s, group.keys.left) for s, group in zip(of_scores, groups, strict=True)),
             _add(dot(s, group.keys.right) for s, group in zip(of_scores, groups, strict=True)),
         )
-        head.put_new(out, sums, 0, of_query.turned_back(angles))
+        head.put(out, 0, of_query.turned_back(angles))
         for group, scores, weight in zip(groups, of_scores, weights, strict=True):
             of_keys = Pair(*(dot(scores.T, half) for half in query))
             kept = group.kept(weight, rate)
@@ -130,18 +122,15 @@ def pull_attend(
                 head.put(out_past[0], 0, of_keys.turned_back(group.angles), rows=head.before)
                 head.put(out_past[1], 0, of_values, rows=head.before)
             else:
-                head.put_new(out, sums, 1, of_keys.turned_back(group.angles))
-                head.put_new(out, sums, 2, of_values)
+                head.put(out, 1, of_keys.turned_back(group.angles))
+                head.put(out, 2, of_values)
 
-    part = None if bias is None else jax.ShapeDtypeStruct(qkv.shape[::2], jnp.float32)
-    of_past = () if past is None else (like(past.keys), like(past.values))
-    of_qkv, sums, *of_past = launch(
-        pull_attend_kernel, (like(qkv), part, *of_past), (qkv.shape[0], heads),
-        qkv, bias, past, sight, gradient,
-        tile="pull_attend" + _how_many(qkv, past), interpret=interpret,
+    outs = (like(qkv),) if past is None else (like(qkv), like(past.keys), like(past.values))
+    of_qkv, *of_past = launch(
+        pull_attend_kernel, outs, (qkv.shape[0], heads),
+        qkv, past, sight, gradient, tile="pull_attend" + _how_many(qkv, past), interpret=interpret,
     )  # fmt: skip
-    of_bias = None if bias is None else jnp.sum(sums, axis=0).astype(bias.dtype)
-    return of_qkv, of_bias, tuple(of_past)
+    return of_qkv, tuple(of_past)
 
 
 def _how_many(qkv: Float[Array, "G T Q"], past: Past | None) -> str:
@@ -194,15 +183,13 @@ class _Group(NamedTuple):
 class _Head:
     """One head of one sequence, within a kernel."""
 
-    def __init__(
-        self, qkv: Ref, bias: Ref | None, past: Past | None, sight: Sight, heads: int
-    ) -> None:
+    def __init__(self, qkv: Ref, past: Past | None, sight: Sight, heads: int) -> None:
         self.number, self.head = pl.program_id(0), pl.program_id(1)
         self.length, self.width = qkv.shape[1], qkv.shape[2] // 3
         self.before = 0 if past is None else past.keys.shape[1]
         self.size = self.width // heads
         self.scale = self.size**-0.5
-        self.qkv, self.bias, self.past, self.sight = qkv, bias, past, sight
+        self.qkv, self.past, self.sight = qkv, past, sight
         self.sequences = qkv.shape[0] // sight.mask.shape[0]
 
     def columns(self, kind: int) -> tuple[Slice, Slice]:
@@ -243,17 +230,9 @@ class _Head:
             at: Any = ref.at[self.number, span(0, length), cut]
             triton.store(at, half.astype(ref.dtype), mask=inside(length, half.shape[1]))
 
-    def put_new(self, ref: Ref, sums: Ref | None, kind: int, value: Pair) -> None:
-        """And its sum over records; what is beyond the last of them is zero."""
-        self.put(ref, kind, value)
-        if sums is not None:
-            for half, cut in zip(value, self.columns(kind), strict=True):
-                sums[self.number, cut] = jnp.sum(half, axis=0)
-
     def _new(self, kind: int) -> Pair:
         cuts = self.columns(kind)
-        halves = (load(self.qkv, self.number, cut, self.length) for cut in cuts)
-        return Pair(*map(functools.partial(with_bias, self.bias), halves, cuts))
+        return Pair(*(load(self.qkv, self.number, cut, self.length) for cut in cuts))
 
     def _flags(self, first: int, places: int) -> tuple[Array, Array | None]:
         """Who sees some of the places, and which weights dropout leaves."""
@@ -270,7 +249,6 @@ class _Head:
 
 def mix_branches(
     qkv: Float[Array, "B N R Q"],
-    bias: Float[Array, " Q"] | None,
     limb: Limb,
     twigs: Twigs,
     shared: Bool[Array, "B R S"],
@@ -296,8 +274,8 @@ def mix_branches(
         return leaf.reshape(-1, *leaf.shape[2:])
 
     def mix_branches_kernel(
-        old_keys: Ref, old_values: Ref, qkv: Ref, bias: Ref | None, limb: Limb, shared: Ref,
-        own: Ref, turn: Turn, step: Ref, keys: Ref, values: Ref, out: Ref,
+        old_keys: Ref, old_values: Ref, qkv: Ref, limb: Limb, shared: Ref, own: Ref, turn: Turn,
+        step: Ref, keys: Ref, values: Ref, out: Ref,
     ) -> None:  # fmt: skip
         row, head, first = pl.program_id(0), pl.program_id(1), pl.program_id(2) * some
         halves, now = halves_of(0, size), step[0]
@@ -308,8 +286,7 @@ def mix_branches(
 
         def new(kind: int) -> Pair:
             cuts = halves_of(kind * width + head * size, size)
-            halves = (held(qkv.at[row, mine, cut], there) for cut in cuts)
-            return Pair(*map(functools.partial(with_bias, bias), halves, cuts))
+            return Pair(*(held(qkv.at[row, mine, cut], there) for cut in cuts))
 
         def of_limb(ref: Ref) -> Pair:
             return Pair(*(held(ref.at[row, head, near, cut], around) for cut in halves))
@@ -359,8 +336,8 @@ def mix_branches(
 
     before = tuple(flat(leaf) for leaf in twigs)
     given = (
-        *before, flat(qkv), bias, Limb(*map(flat, limb)), shared.astype(jnp.int8),
-        own.astype(jnp.int32), Turn(*(leaf[:, 0] for leaf in turn)), step[None],
+        *before, flat(qkv), Limb(*map(flat, limb)), shared.astype(jnp.int8), own.astype(jnp.int32),
+        Turn(*(leaf[:, 0] for leaf in turn)), step[None],
     )  # fmt: skip
     outs = (*map(like, before), like(qkv, batch * agents, roots, width))
     *grown, mixed = launch(
@@ -403,11 +380,6 @@ def load(ref: Ref, number: Array, columns: Slice, rows: int) -> Array:
     """All rows of a sequence, then zeros."""
     at = ref.at[number, span(0, rows), columns]
     return held(at, inside(rows, columns.size))
-
-
-def with_bias(bias: Ref | None, x: Float[Array, "T P"], columns: Slice) -> Float[Array, "T P"]:
-    """Some columns of a projection, as if their bias had been added to them before."""
-    return x if bias is None else (exact(x) + exact(bias[columns])[None]).astype(x.dtype)
 
 
 def dots(x: Pair, y: Pair) -> Float[Array, "T S"]:

@@ -65,20 +65,19 @@ def fold_block(block: Block) -> Block:
 
 
 class FoldedBlock(Block):
-    """A block that takes each product together with what is around it, its bias too."""
+    """A block that takes each product together with what is around it."""
 
     def __init__(self, block: Block) -> None:
         folded = fold_block(block)
         for name in Block.__dataclass_fields__:
             setattr(self, name, getattr(folded, name))
 
-    def projected(self, x: Biased) -> tuple[Biased, Biased]:
+    def projected(self, x: Biased) -> tuple[Biased, Float[Array, "*b Q"]]:
         if as_rows(x.x).shape[0] > MOST_ROWS:
             return super().projected(x)
         kernels, plain = _kernel_project, _plain_project
         whole = x.whole()
-        qkv = jax.lax.platform_dependent(self, whole, cuda=kernels, default=plain)
-        return Biased(whole), Biased(qkv)
+        return Biased(whole), jax.lax.platform_dependent(self, whole, cuda=kernels, default=plain)
 
     def finish(self, x: Biased, mixed: Float[Array, "*b D"], keys: DropoutKeys) -> Biased:
         if as_rows(x.x).shape[0] > MOST_ROWS or any(key is not None for key in keys):
@@ -94,7 +93,7 @@ class FoldedBlock(Block):
 
 @jax.jit
 def _plain_project(block: Block, x: Array) -> Array:
-    return Block.projected(block, Biased(x))[1].whole()
+    return Block.projected(block, Biased(x))[1]
 
 
 @jax.jit

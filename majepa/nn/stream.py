@@ -66,7 +66,7 @@ def advance(
     all_keys, all_values, now = [], [], Biased(x)
     for block, old_keys, old_values in zip(layers.blocks, stream.keys, stream.values, strict=True):
         now, qkv = block.projected(now)
-        query, key, value = heads_of(qkv.whole(), block.heads)
+        query, key, value = heads_of(qkv, block.heads)
         turn = turns(place[None], query.shape[-1])
         keys = _put(old_keys, rotate(key, turn), place)
         values = _put(old_values, value, place)

@@ -85,12 +85,11 @@ class Block(eqx.Module):
         self.heads = heads
         self.dropout = dropout
 
-    def projected(self, x: Biased) -> tuple[Biased, Biased]:
+    def projected(self, x: Biased) -> tuple[Biased, Float[Array, "*b Q"]]:
         """x, for what goes on beside attention; and queries, then keys, then values, of one head
         after another."""
         same, normed = self.norm_attention.beside(*x)
-        linear = self.query_key_value
-        return Biased(same, x.bias), Biased(product(normed, linear.weight), linear.bias)
+        return Biased(same, x.bias), self.query_key_value(normed)
 
     def finish(self, x: Biased, mixed: Float[Array, "*b D"], keys: DropoutKeys) -> Biased:
         """The rest of the block, given what attention mixed."""
@@ -254,7 +253,7 @@ class TemporalTransformer(eqx.Module):
         def layer(x: Biased, block: Block, given: tuple) -> tuple[Biased, tuple]:
             old_keys, old_values, dropout = given
             x, qkv = block.projected(x)
-            query, key_, value = heads_of(qkv.whole(), block.heads)
+            query, key_, value = heads_of(qkv, block.heads)
             keys = jnp.concatenate([old_keys.astype(key_.dtype), key_], axis=2)
             values = jnp.concatenate([old_values.astype(value.dtype), value], axis=2)
             if trace:
@@ -267,7 +266,7 @@ class TemporalTransformer(eqx.Module):
                 return after, (keys, values, traced)
             shape = (*x.x.shape[:2], block.heads, length, seen.shape[1])
             mixed = mix(
-                *qkv, Past(old_keys, old_values, turn), mask,
+                qkv, Past(old_keys, old_values, turn), mask,
                 kept(dropout.weights, block.dropout, shape),
                 heads=block.heads, rate=block.dropout,
             )  # fmt: skip
@@ -309,18 +308,18 @@ class TemporalTransformer(eqx.Module):
         keys, values, stream = [], [], Biased(x)
         for above, block in zip(reversed(range(len(blocks))), blocks, strict=True):
             stream, qkv = block.projected(stream._replace(x=stream.x[:, -taken(above) :]))
-            _, *new = heads_of(qkv.whole(), block.heads)
+            _, *new = heads_of(qkv, block.heads)
             for remembered, leaf in zip((keys, values), new, strict=True):
                 remembered.append(_end_of(leaf, last))
             if not above and not outputs:
                 break
             wanted, old = taken(above - 1), (_ends_before(leaf, before, 0) for leaf in new)
-            asking, old_keys, old_values, may_see = (
+            qkv, old_keys, old_values, may_see = (
                 leaf[:, -wanted:].reshape(batch * wanted, *leaf.shape[2:])
-                for leaf in (qkv.x, *old, mask)
+                for leaf in (qkv, *old, mask)
             )
             mixed = mix(
-                asking, qkv.bias, Past(old_keys, old_values, turn), may_see, None,
+                qkv, Past(old_keys, old_values, turn), may_see, None,
                 heads=block.heads, rate=block.dropout,
             )  # fmt: skip
             x = stream.x[:, -wanted:]
@@ -373,7 +372,7 @@ class TemporalTransformer(eqx.Module):
             limb, twigs = given
             x, qkv = block.projected(x)
             mixed, twigs = mix_branches(
-                *qkv, limb, twigs, shared, own, turn, step, window=self.window
+                qkv, limb, twigs, shared, own, turn, step, window=self.window
             )
             return block.finish(x, mixed, DropoutKeys()), twigs
 
@@ -425,7 +424,7 @@ class AgentAttention(eqx.Module):
             keep = kept(dropout.weights, block.dropout, (x.x.shape[0], block.heads, rows, rows))
             x, qkv = block.projected(x)
             mixed = mix(
-                qkv.x[:, None], qkv.bias, None, mask,
+                qkv[:, None], None, mask,
                 None if keep is None else keep[:, None],
                 heads=block.heads, rate=block.dropout,
             )  # fmt: skip
