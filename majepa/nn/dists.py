@@ -34,7 +34,7 @@ def unimix(logits: Float[Array, "*b S K"], share: float) -> Float32[Array, "*b S
 
 
 def sample_index(log_probs: Float[Array, "*b K"], key: Key[Array, ""]) -> Int[Array, "*b"]:
-    """What cannot be is never drawn."""
+    """Classes of log-probability minus infinity are never drawn."""
     score = log_probs + jax.random.gumbel(key, log_probs.shape, log_probs.dtype)
     # What `argmax` finds, which on GPUs takes longer than both of these.
     is_best = score == jnp.max(score, axis=-1, keepdims=True)
@@ -46,7 +46,7 @@ def sample_index(log_probs: Float[Array, "*b K"], key: Key[Array, ""]) -> Int[Ar
 def sample_by(log_probs: Float[Array, "*b K"], noise: Float[Array, "*b"]) -> Int[Array, "*b"]:
     """A sample for a number between zero and one that was drawn before: the class up to which
     probabilities add up to more. One number is enough for it, where `sample_index` takes one for
-    each class; but by rounding it may be the last class though that one cannot be."""
+    each class; but by rounding, once in ten million, it may be one that cannot be."""
     up_to = jnp.cumsum(jnp.exp(log_probs.astype(jnp.float32)), axis=-1)
     passed = jnp.sum(up_to <= noise[..., None], axis=-1, dtype=jnp.int32)
     return jnp.minimum(passed, log_probs.shape[-1] - 1)

@@ -85,8 +85,10 @@ class Unchanged(eqx.Module):
 
 
 def condense_local(local: LocalModel, basis: Basis) -> LocalModel:
-    """A local model whose states are c, and whose heads read them; itself if it is one already."""
+    """A local model whose states are c, and whose heads read them; itself if it is one already, of
+    this very basis."""
     if isinstance(local.dynamics.state, Condensed):
+        assert local.dynamics.state.basis is basis
         return local
 
     def heads(local: LocalModel) -> list[MLP]:

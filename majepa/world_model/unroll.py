@@ -36,6 +36,7 @@ class States(NamedTuple):
 
     e: Float[Array, "B T N E"]
     h: Float[Array, "B T N H"]
+    """Or c, of a local model whose states are condensed."""
     q: Float[Array, "B T N S K"]
     """Log-probabilities of the posterior."""
     z: Float[Array, "B T N S K"]

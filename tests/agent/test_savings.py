@@ -246,6 +246,54 @@ def test_the_objective_and_its_gradients_are_the_plain_ones(kind):
 
 
 @pytest.mark.slow
+def test_the_kinds_are_two():
+    """Equal up to rounding, but not the same program."""
+    one, other = (jax.tree.leaves(objective(kind)[1]) for kind in ("wide", "condensed"))
+    assert any(np.any(a != b) for a, b in zip(one, other, strict=True))
+
+
+LOCAL_WIDE = dataclasses.replace(
+    LOCAL, width=64, deterministic=512, hidden=64, latents=8, classes=8
+)
+"""States as much wider than what makes them as those of preset `paper` are."""
+
+
+@pytest.mark.slow
+def test_half_precision_does_condensed_states_no_harm(monkeypatch):
+    """Beside the exact gradients, for latents that chance alone decides: root mean squares of
+    relative errors over several draws."""
+    plain.by_chance_alone(monkeypatch)
+    config = dataclasses.replace(DEBUG, local=LOCAL_WIDE)
+    groups, view = make_models(0, config), random_sequence(0, config)
+
+    def gradients(precision: str, *, condensed: bool) -> list[list[np.ndarray]]:
+        def compute(groups, key):
+            given = dataclasses.replace(config, precision=precision)
+            return model_loss(groups, groups[0].encoder, view, given, key)
+
+        run = jit(jax.grad(compute, has_aux=True))
+        with condensing(condensed):
+            found = [run(groups, jax.random.key(number))[0] for number in range(4)]
+        return [[np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(one)] for one in found]
+
+    exact = gradients("float32", condensed=False)
+
+    def off(found: list[list[np.ndarray]]) -> np.ndarray:
+        errors = [
+            [np.linalg.norm(x - right) / max(np.linalg.norm(right), 1e-12)
+             for x, right in zip(*pair, strict=True)]
+            for pair in zip(found, exact, strict=True)
+        ]  # fmt: skip
+        return np.sqrt(np.mean(np.square(errors), axis=0))
+
+    ours, wide = (off(gradients("bfloat16", condensed=kind)) for kind in (True, False))
+    counts = np.array([np.any(leaf) for leaf in exact[0]])
+    assert np.sum(counts) > 60
+    assert np.all(ours[counts] > 0)
+    assert np.all(ours[counts] < np.maximum(2 * wide[counts], 0.02))
+
+
+@pytest.mark.slow
 @kinds
 def test_a_learner_call_is_the_plain_one(kind):
     spec = EnvSpec("test:none", AGENTS, ACTIONS, OBSERVATION, 1, 1, episode_limit=10)

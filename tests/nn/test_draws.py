@@ -62,13 +62,17 @@ def test_other_sizes_and_types_take_the_plain_version(dtype):
     assert KERNEL not in lower_for_gpus(lambda *x: sample_mixed(x[0], SHARE, x[1]), logits, noise)
 
 
-def test_it_has_no_gradient():
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_it_has_no_gradient(dtype):
+    """And what GPUs have a kernel for is no obstacle to gradients of the rest."""
     logits, noise = given(4, 32)
-    exact = logits.astype(jnp.float32)
+    exact = logits.astype(dtype)
 
     def picked(x):
         chosen = jax.nn.one_hot(sample_mixed(x, SHARE, noise), 32)
         return jnp.sum(chosen * x), chosen
 
+    text = lower_for_gpus(lambda x: jax.grad(picked, has_aux=True)(x)[0], exact)
+    assert (KERNEL in text) == (dtype == jnp.bfloat16)
     (_, chosen), gradient = jax.value_and_grad(picked, has_aux=True)(exact)
     np.testing.assert_array_equal(gradient, chosen)

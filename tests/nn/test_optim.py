@@ -410,3 +410,21 @@ def test_a_chain_of_optax_is_guarded_as_well():
             update, expected_state = on_tree(gradient, expected_state)
             expected = jax.tree.map(np.add, expected, update)
     np.testing.assert_allclose(change(params, expected), 0, atol=1e-6)
+
+
+def test_large_gradients_of_stacked_layers_are_put_together_first():
+    """These alone: what is small is joined anyway, and one layer is in one piece."""
+
+    class Stacked(eqx.Module):
+        layers: Layer
+        weight: jax.Array
+
+    def barriers(side):
+        size = (2, side, side)
+        tree = Stacked(Layer(jnp.ones(size), jnp.ones(size[:2])), jnp.ones(size[1:]))
+        state = OPTIMIZER.init(tree)
+        text = str(jax.make_jaxpr(functools.partial(apply_update, OPTIMIZER))(tree, state, tree))
+        return text.count("optimization_barrier")
+
+    assert barriers(4) == 0
+    assert barriers(128) == 1
