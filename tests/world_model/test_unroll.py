@@ -157,7 +157,7 @@ def draw_each(q, key, times):
 
     def one(time, sequence, q):
         own = jax.random.fold_in(jax.random.fold_in(key, time), sequence)
-        return jax.random.categorical(own, q)
+        return plain.chosen(q, jax.random.uniform(own, q.shape[:-1]))
 
     return jax.vmap(jax.vmap(one, (0, None, 0)), (None, 0, 0))(times, jnp.arange(len(q)), q)
 
