@@ -70,9 +70,9 @@ TILES = {
     "attend_all": Tile(stages=1),
     "pull_attend_all": Tile(stages=1),
     "attend_few": Tile(stages=1, warps=2),
+    "pull_attend_few": Tile(stages=1, warps=2),
     "attend_least": Tile(stages=1, warps=1),
     "pull_attend_least": Tile(stages=1, warps=1),
-    "pull_attend_few": Tile(stages=1, warps=2),
     "mix_branches": Tile(stages=1),
     # Of `draw_kernels`.
     "drawn": Tile(stages=1),

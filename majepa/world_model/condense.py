@@ -84,9 +84,11 @@ class Unchanged(eqx.Module):
         return x
 
 
-def condense_local(local: LocalModel, basis: Basis) -> LocalModel:
-    """A local model whose states are c, and whose heads read them; itself if it is one already, of
-    this very basis."""
+def condense_local(local: LocalModel, basis: Basis | None) -> LocalModel:
+    """A local model whose states are c, and whose heads read them; itself without a basis, or if it
+    is one already, of this very basis."""
+    if basis is None:
+        return local
     if isinstance(local.dynamics.state, Condensed):
         assert local.dynamics.state.basis is basis
         return local

@@ -249,7 +249,7 @@ def _enter_first(
         (linear, norm, table, start, bias), place = entrance, window - 1 + now
         names = [latent[row, now, number] + number * classes for number in range(latents)]
         names.append(latents * classes + a_before[row, now])
-        # Row by row: a sum over an axis of what is loaded would be one of several threads.
+        # Row by row: for a sum over an axis of one block, threads would wait for each other.
         of_token = [linear.weight[name, :] for name in names]
         of_sides = [[table[name, kind, side, :] for name in names] for side in (0, 1)]
         is_start, token_bias, gain = is_first[row, now] != 0, linear.bias[...], norm.gain[...]

@@ -147,23 +147,26 @@ class Posterior(eqx.Module):
         return add_bias(first.bias, product(e, first.weight[-e.shape[-1] :]))
 
     def given(self, h: Float[Array, "*b H"], seen: Float[Array, "*b D"]) -> Float[Array, "*b S K"]:
-        return self.mixed(self.mlp.after_first(self.hidden(h, seen)))
+        return self.mixed(self._logits(h, seen))
 
     def hidden(self, h: Float[Array, "*b H"], seen: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
         """What the first layer puts out."""
         return product(h, self.mlp.linears[0].weight[: h.shape[-1]]) + seen
 
     def mixed(self, logits: Float[Array, "*b Z"]) -> Float[Array, "*b S K"]:
-        return unimix(self._apart(logits), self.unimix)
+        return unimix(self._by_latent(logits), self.unimix)
 
     def draw(
         self, h: Float[Array, "*b H"], e: Float[Array, "*b E"], noise: Float[Array, "*b S"]
     ) -> Int[Array, "*b S"]:
         """A sample of the latent, for noise between zero and one."""
-        logits = self.mlp.after_first(self.hidden(h, self.seen(e)))
-        return sample_mixed(self._apart(logits), self.unimix, noise)
+        logits = self._logits(h, self.seen(e))
+        return sample_mixed(self._by_latent(logits), self.unimix, noise)
 
-    def _apart(self, logits: Float[Array, "*b Z"]) -> Float[Array, "*b S K"]:
+    def _logits(self, h: Float[Array, "*b H"], seen: Float[Array, "*b D"]) -> Float[Array, "*b Z"]:
+        return self.mlp.after_first(self.hidden(h, seen))
+
+    def _by_latent(self, logits: Float[Array, "*b Z"]) -> Float[Array, "*b S K"]:
         return logits.reshape(*logits.shape[:-1], self.latents, -1)
 
 

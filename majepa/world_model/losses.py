@@ -77,7 +77,7 @@ def model_loss(
         past = rebuild_context(local, joint, sequence, tokens, context)
     suffix = tokens.between(context, None)
     basis = Basis(local.dynamics) if pays(local.dynamics) else None
-    local = local if basis is None else condense_local(local, basis)
+    local = condense_local(local, basis)
     states = infer(local, record, suffix, past, key_infer)
     e_bar = sg(cast(target_encoder, dtype)(record.observation))
 
